@@ -6,42 +6,45 @@ Plain `array` objects keep services free of numpy; where numpy is at hand, `nump
 import sys
 from array import array
 from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+Number = TypeVar("Number", int, float)
 
 INT32_BYTES = 4
 
-
-def _packed(typecode: str, values: Iterable[float]) -> bytes:
-    numbers = array(typecode, values)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _unpacked(typecode: str, data: bytes) -> list[float]:
-    numbers = array(typecode)
-    numbers.frombytes(data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tolist()
+pack = msgspec.msgpack.Encoder().encode
+"""Any message to bytes; each inbox module has the decoder for its union."""
 
 
 def pack_int32(values: Iterable[int]) -> bytes:
     """Pack integers. Raises OverflowError for one that needs more than 32 bits."""
-    return _packed("i", values)
+    return _little_endian(array("i", values)).tobytes()
 
 
 def unpack_int32(data: bytes) -> list[int]:
     """The integers of `pack_int32`. Raises ValueError when the length is no multiple of four."""
-    return _unpacked("i", data)  # type: ignore[return-value]
+    numbers = array("i")
+    numbers.frombytes(data)
+    return _little_endian(numbers).tolist()
 
 
 def pack_float32(values: Iterable[float]) -> bytes:
-    return _packed("f", values)
+    return _little_endian(array("f", values)).tobytes()
 
 
 def unpack_float32(data: bytes) -> list[float]:
     """The numbers of `pack_float32`. Raises ValueError when the length is no multiple of four."""
-    return _unpacked("f", data)
+    numbers = array("f")
+    numbers.frombytes(data)
+    return _little_endian(numbers).tolist()
+
+
+def _little_endian(numbers: "array[Number]") -> "array[Number]":
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 def num_int32(data: bytes) -> int:
