@@ -43,6 +43,9 @@ class Load(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="load
     """Since the start: tells a stalled loop from an idle one together with `num_running_reqs`."""
     max_total_tokens: int = 0
     """The longest sequence this replica can ever hold: the smaller of context and pool."""
+    executor_wait_us: int = 0
+    """Since the start: how long the worker's executor had nothing to run."""
+    executor_run_us: int = 0
 
 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="kv_events"):
@@ -76,7 +79,17 @@ class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     """uint64 [n], little-endian"""
 
 
+class Booked(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="booked"):
+    """router -> routers: a request is on its way to a replica; each counts it until a later Load of the replica shows it."""
+
+    router_id: str
+    replica_id: str
+    num_prefill_tokens: int
+    """Of its prompt, those not cached there."""
+
+
 unpack_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
 unpack_load = msgspec.msgpack.Decoder(Load).decode
 unpack_kv_events = msgspec.msgpack.Decoder(KvEvents).decode
 unpack_kv_snapshot = msgspec.msgpack.Decoder(KvSnapshot).decode
+unpack_booked = msgspec.msgpack.Decoder(Booked).decode

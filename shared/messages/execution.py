@@ -97,7 +97,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     """How long it then ran."""
 
 
-class Lapsed(msgspec.Struct, frozen=True, kw_only=True, tag="lapsed"):
+class Lapsed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="lapsed"):
     """The worker does not take this step: the lease is over, or a step is missing. Claim again."""
 
     epoch: int
@@ -105,7 +105,7 @@ class Lapsed(msgspec.Struct, frozen=True, kw_only=True, tag="lapsed"):
     reason: str
 
 
-class Resend(msgspec.Struct, frozen=True, kw_only=True, tag="resend"):
+class Resend(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="resend"):
     """scheduler -> worker: send the results from `seq` on again; the last two are kept."""
 
     epoch: int
