@@ -33,18 +33,21 @@ class EvictionQueue:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[tuple[int, ...], int, RadixNode]] = []
+        self._heap: list[tuple[tuple[int, ...], int, int, RadixNode]] = []
 
     def push(self, node: RadixNode) -> None:
         """Call whenever `node` has become an evictable leaf; harmless if it has an entry already."""
         if not node.queued:
             node.queued = True
-            heappush(self._heap, (self._policy(node), node.order, node))
+            # Parts of a split node share their order, but the upper one becomes a leaf only after `pop` returned the lower
+            # one: two entries never tie.
+            # The parts of a split node share their order, and never their end.
+            heappush(self._heap, (self._policy(node), node.order, -node.end, node))
 
     def pop(self) -> RadixNode | None:
         """Take the next victim out, None when no leaf can be evicted."""
         while self._heap:
-            key, _, node = heappop(self._heap)
+            key, _, _, node = heappop(self._heap)
             node.queued = False
             if not node.is_evictable_leaf:
                 continue
@@ -54,14 +57,14 @@ class EvictionQueue:
         return None
 
     def clear(self) -> None:
-        for _, _, node in self._heap:
+        for *_, node in self._heap:
             node.queued = False
         self._heap.clear()
 
     def check_invariants(self) -> None:
         """No node twice, none that `pop` would meet too late."""
-        nodes = [node for _, _, node in self._heap]
+        nodes = [node for *_, node in self._heap]
         assert len({id(node) for node in nodes}) == len(nodes)
-        for key, _, node in self._heap:
+        for key, _, _, node in self._heap:
             assert node.queued
             assert key <= self._policy(node)

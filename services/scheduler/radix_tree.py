@@ -126,12 +126,15 @@ class RadixTree:
 
     def clear_unlocked(self) -> Extents:
         """Drop every prefix on which no request stands and return the slots."""
-        # A locked node has locked ancestors, so what is unlocked are whole subtrees: children go before their parents.
-        unlocked = [node for node in self._nodes() if node.lock_ref == 0]
         freed: Extents = []
-        for node in reversed(unlocked):
-            extend(freed, self._cut_tail(node, 0))
-        self._queue.clear()
+        for node in [node for node in self._nodes() if node.lock_ref == 0]:
+            extend(freed, node.extents)
+            self._ledger.remove(node.hashes)
+            _detach(node)
+        self._roots = {namespace: root for namespace, root in self._roots.items() if root.children}
+        self._queue.clear()  # what is left is locked
+        self.num_slots -= self.num_evictable_slots
+        self.num_evictable_slots = 0
         if freed:
             self.version += 1
         return freed
@@ -294,7 +297,11 @@ class RadixTree:
         num_hashes = (leaf.start + keep) // self._block_size - leaf.start // self._block_size
         self._ledger.remove(leaf.hashes[num_hashes:])
         if keep == 0:
-            self._remove(leaf)
+            parent = _detach(leaf)
+            if parent.is_evictable_leaf:
+                self._queue.push(parent)
+            elif parent.parent is None and not parent.children:
+                del self._roots[parent.namespace]
             return freed
         leaf.extents = slice_extents(leaf.extents, 0, keep)
         leaf.end = leaf.start + keep
@@ -303,19 +310,18 @@ class RadixTree:
         self._queue.push(leaf)
         return freed
 
-    def _remove(self, leaf: RadixNode) -> None:
-        parent = leaf.parent
-        assert parent is not None
-        del parent.children[leaf.first_token]
-        leaf.parent = None
-        if parent.is_evictable_leaf:
-            self._queue.push(parent)
-        elif parent.parent is None and not parent.children:
-            del self._roots[parent.namespace]
-
 
 def _new_root(namespace: str) -> RadixNode:
     return RadixNode(namespace=namespace, packed=b"", extents=[], parent=None, end=0, order=0, last_step=0)
+
+
+def _detach(node: RadixNode) -> RadixNode:
+    """Take `node` off its parent, which is returned."""
+    parent = node.parent
+    assert parent is not None
+    del parent.children[node.first_token]
+    node.parent = None
+    return parent
 
 
 def _last_hash(node: RadixNode) -> int:

@@ -98,21 +98,20 @@ class SlotPool:
     def _give_back(self, start: int, length: int) -> None:
         end = start + length
         assert 0 <= start < end <= self.num_slots, f"slots {start}:{end} are not in a pool of {self.num_slots}"
-        self.num_free += length
+        # Free runs are apart from each other: if a slot is free already, the run before or behind reaches into these.
         starts = self._length_at.keys()
         behind = self._length_at.bisect_left(start)
-        if behind < len(starts):
-            next_start = starts[behind]
-            assert end <= next_start, f"slots {next_start}:{end} are freed twice"
-            if end == next_start:
-                length += self._remove_run(next_start)
-        if behind > 0:
-            previous_start = starts[behind - 1]
-            previous_end = previous_start + self._length_at[previous_start]
-            assert previous_end <= start, f"slots {start}:{min(end, previous_end)} are freed twice"
-            if previous_end == start:
-                length += self._remove_run(previous_start)
-                start = previous_start
+        next_start = starts[behind] if behind < len(starts) else self.num_slots + 1
+        previous_start = starts[behind - 1] if behind > 0 else -1
+        previous_end = previous_start + self._length_at.get(previous_start, 0)
+        assert previous_end <= start, f"slots {start}:{min(end, previous_end)} are freed twice"
+        assert end <= next_start, f"slots {next_start}:{end} are freed twice"
+        self.num_free += length
+        if end == next_start:
+            length += self._remove_run(next_start)
+        if previous_end == start:
+            length += self._remove_run(previous_start)
+            start = previous_start
         self._add_run(start, length)
 
     def _add_run(self, start: int, length: int) -> None:
