@@ -1,0 +1,453 @@
+"""The scheduler of one replica as a state machine: events in, effects out, no I/O and no clock of its own.
+
+Two steps may be under way at a time. Step N+1 is sent while N runs, without knowing N's tokens: a decode row means "the last
+token of that sequence", which the worker holds. Results are taken in step order; whatever they change (tokens, cached
+prefixes, freed slots) shows in the next step that is planned.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from services.scheduler import events as ev
+from services.scheduler.history import Ended, History
+from services.scheduler.kv_cache import KvCache
+from services.scheduler.outbox import Outbox
+from services.scheduler.planner import Limits, Planner, Row
+from services.scheduler.radix_tree import RadixTree
+from services.scheduler.request import Request
+from services.scheduler.step_window import StepWindow
+from services.scheduler.token_buffer import TokenBuffer
+from services.scheduler.waiting import OrderKey, WaitingQueue, longest_prefix_match
+from shared.messages.cluster import KvEvents, KvSnapshot, Load
+from shared.messages.execution import Lease, Resend, RowEnd, StepResult
+from shared.messages.generation import (
+    Abort,
+    Accepted,
+    CacheFlushed,
+    Drain,
+    Emission,
+    Finish,
+    FinishReason,
+    RejectCode,
+    Rejected,
+    Resync,
+    Submit,
+)
+from shared.messages.packing import num_int32, pack_int32, unpack_int32
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    replica_id: str
+    limits: Limits = field(default_factory=Limits)
+    order_key: OrderKey = field(default_factory=lambda: longest_prefix_match(aging_ms=2000))
+    new_tree: Callable[[], RadixTree] = RadixTree
+    window: int = 2
+    """Steps that may be unanswered; 1 turns pipelining off."""
+    max_waiting_reqs: int = 4096
+    min_step_deadline_ms: int = 5000
+    load_interval_ms: int = 100
+
+
+class SchedulerCore:
+    """Owns the requests of a replica. Invariant: each is waiting, running or forgotten, and no slot is ever lost."""
+
+    MAX_WORKER_DEATHS = 2
+    """A request that was under way at so many worker deaths is taken to be their cause."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue(settings.order_key)
+        self.planner = Planner(settings.limits, self.waiting)
+        self.window = StepWindow(settings.window, settings.min_step_deadline_ms)
+        self.cache: KvCache | None = None
+        self.lease: Lease | None = None
+        self.is_draining = False
+        self.num_steps = 0
+        self.executor_wait_us = 0
+        self.executor_run_us = 0
+        self._last_seq = 0
+        self._history = History()
+        self._kv_number = 0
+        self._next_load_ms = 0
+        self._outbox = Outbox(settings.replica_id)
+
+    # ---------------------------------------------------------------- the one entry
+
+    def step(self, now_ms: int, events: Sequence[ev.Event]) -> list[ev.Effect]:
+        """Take in what happened, then decide what runs next and who must be told. `now_ms` is Unix time."""
+        for event in events:
+            match event:
+                case ev.StepDone(result=result):
+                    self._take_result(result, now_ms)
+                case ev.Submitted(submit=submit, reply_to=reply_to):
+                    self._submit(submit, reply_to, now_ms)
+                case Abort(request_id=request_id):
+                    self._end_early(request_id, FinishReason.ABORT, now_ms)
+                case Finish(request_id=request_id, num_tokens=num_tokens):
+                    self._end_early(request_id, FinishReason.STOP, now_ms, num_tokens)
+                case Resync():
+                    self._resync(event)
+                case Drain():
+                    self.is_draining = True
+                case ev.FlushRequested(reply_to=reply_to):
+                    self._flush(reply_to)
+                case ev.WorkerJoined(lease=lease):
+                    self._worker_joined(lease, now_ms)
+                case ev.WorkerLost():
+                    self._worker_lost(now_ms)
+                case ev.GatewayLost(gateway_id=gateway_id):
+                    for request in [r for r in self.requests.values() if r.submit.gateway_id == gateway_id]:
+                        self._finish(request, FinishReason.ABORT, now_ms)
+                case ev.Tick():
+                    self._check_deadlines(now_ms)
+                case _:
+                    assert_never(event)
+        self._send_steps(now_ms)
+        self._publish(now_ms)
+        if self.cache is not None:
+            self.cache.check_balance()
+        return self._outbox.take(self.epoch, self._last_seq)
+
+    @property
+    def epoch(self) -> int:
+        """Of the current lease; 0 without a worker."""
+        return self.lease.epoch if self.lease else 0
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is left, and no step is under way."""
+        return not self.requests and not len(self.window)
+
+    def load(self) -> Load:
+        cache, running = self.cache, self.planner.running
+        uncached = sum(len(r.tokens) - min(r.match_len, len(r.tokens)) for r in self.waiting)
+        uncached += sum(request.prefill_left for request in running.values())
+        return Load(
+            replica_id=self.settings.replica_id,
+            epoch=self.epoch,
+            num_running_reqs=len(running),
+            num_waiting_reqs=len(self.waiting),
+            num_uncached_tokens=uncached,
+            num_used_slots=cache.num_used_slots if cache else 0,
+            num_cached_slots=cache.tree.num_slots if cache else 0,
+            num_slots=cache.pool.num_slots if cache else 0,
+            accepting=cache is not None and not self.is_draining,
+            num_retracted_reqs=self.planner.num_retracted_reqs,
+            num_steps=self.num_steps,
+            max_total_tokens=self._max_total_tokens,
+            executor_wait_us=self.executor_wait_us,
+            executor_run_us=self.executor_run_us,
+        )
+
+    def kv_snapshot(self) -> KvSnapshot:
+        """What is cached, as of the last KvEvents."""
+        hashes = self.cache.tree.all_hashes() if self.cache else []
+        return KvSnapshot(
+            replica_id=self.settings.replica_id,
+            epoch=self.epoch,
+            number=self._kv_number,
+            stored=_pack_uint64(hashes),
+        )
+
+    # ---------------------------------------------------------------- requests come and go
+
+    @property
+    def _max_total_tokens(self) -> int:
+        """The longest sequence that context and pool can hold, prompt and output together."""
+        return min(self.lease.context_len, self.lease.num_slots) if self.lease else 0
+
+    def _submit(self, submit: Submit, reply_to: str, now_ms: int) -> None:
+        reply = self._rejection(submit, now_ms)
+        known = submit.request_id in self.requests or self._history.get(submit.request_id) is not None
+        if reply is None and not known:
+            prompt_len = num_int32(submit.prompt)
+            request = Request(
+                submit=submit,
+                tokens=TokenBuffer(submit.prompt + submit.resumed),
+                prompt_len=prompt_len,
+                max_new_tokens=min(submit.max_new_tokens, self._max_total_tokens - prompt_len),
+                arrived_ms=now_ms,
+            )
+            self.requests[submit.request_id] = request
+            self.waiting.add(request)
+            self._next_load_ms = now_ms
+        if reply_to:
+            accepted = Accepted(replica_id=self.settings.replica_id, epoch=self.epoch)
+            self._outbox.add(ev.Reply(reply_to, reply or accepted))
+
+    def _rejection(self, submit: Submit, now_ms: int) -> Rejected | None:
+        if self.lease is None:
+            return Rejected(code=RejectCode.NO_REPLICA, message="the replica has no worker yet", retry_after_s=1.0)
+        if self.is_draining:
+            return Rejected(code=RejectCode.DRAINING, message="the replica is shutting down", retry_after_s=1.0)
+        prompt_len, limit = num_int32(submit.prompt), self._max_total_tokens
+        if prompt_len == 0:
+            return Rejected(code=RejectCode.INVALID, message="the prompt is empty")
+        if num_int32(submit.resumed) >= max(1, submit.max_new_tokens) and submit.resumed:
+            return Rejected(code=RejectCode.INVALID, message="nothing is left to generate behind the resumed tokens")
+        if prompt_len + max(1, num_int32(submit.resumed)) > limit:
+            what = "context" if limit == self.lease.context_len else "KV pool"
+            message = f"prompt has {prompt_len} tokens, the {what} holds {limit} with at least one generated token"
+            return Rejected(code=RejectCode.TOO_LONG, message=message)
+        if submit.deadline_ms is not None and submit.deadline_ms <= now_ms:
+            return Rejected(code=RejectCode.DEADLINE, message="the deadline has passed before the request was queued")
+        if len(self.waiting) >= self.settings.max_waiting_reqs:
+            message = f"{len(self.waiting)} requests are waiting, the limit is {self.settings.max_waiting_reqs}"
+            return Rejected(code=RejectCode.QUEUE_FULL, message=message, retry_after_s=1.0)
+        return None
+
+    def _end_early(self, request_id: str, reason: FinishReason, now_ms: int, num_tokens: int | None = None) -> None:
+        # An unknown request has ended by itself: the message trailed its finish.
+        if (request := self.requests.get(request_id)) is not None:
+            self._finish(request, reason, now_ms, num_counted=num_tokens)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        now_ms: int,
+        emission: Emission | None = None,
+        error: str | None = None,
+        num_counted: int | None = None,
+    ) -> None:
+        """End a request in whatever phase it is. Rows of it that are under way are ignored when they return.
+
+        `num_counted` generated tokens count as used, when the gateway cut the rest; by default all.
+        """
+        assert request.finish is None
+        request.finish = reason
+        if request.placement is not None:
+            assert self.cache is not None
+            self.planner.detach(request, self.cache, self.num_steps)
+        else:
+            self.waiting.remove(request)
+        del self.requests[request.request_id]
+        emission = emission or self._emission(request, request.num_generated, finish=reason, error=error)
+        self._outbox.emit(request.submit.gateway_id, emission)
+        self._history.add(Ended(request.tokens.pack(request.prompt_len), emission))
+        self._outbox.add(
+            ev.RecordUsage(
+                request_id=request.request_id,
+                finish=reason,
+                prompt_tokens=request.prompt_len,
+                cached_tokens=request.cached_tokens or 0,
+                generated_tokens=request.num_generated if num_counted is None else num_counted,
+                num_retractions=request.num_retractions,
+                queue_ms=(now_ms if request.admitted_ms is None else request.admitted_ms) - request.arrived_ms,
+                total_ms=now_ms - request.arrived_ms,
+                error=error,
+            )
+        )
+        self._next_load_ms = now_ms
+
+    def _resync(self, message: Resync) -> None:
+        if (request := self.requests.get(message.request_id)) is not None:
+            tokens = request.tokens.pack(request.prompt_len + message.position)
+            self._outbox.emit(message.gateway_id, self._emission(request, message.position, tokens))
+        elif (ended := self._history.get(message.request_id)) is not None:
+            self._outbox.emit(message.gateway_id, ended.from_position(message.position))
+        else:
+            error = "the request is unknown here, or ended too long ago"
+            emission = Emission(
+                request_id=message.request_id,
+                position=message.position,
+                token_ids=b"",
+                finish=FinishReason.ERROR,
+                error=error,
+            )
+            self._outbox.emit(message.gateway_id, emission)
+
+    def _flush(self, reply_to: str) -> None:
+        freed = self.cache.flush() if self.cache else 0
+        kept = self.cache.tree.num_slots if self.cache else 0
+        self._outbox.add(ev.Reply(reply_to, CacheFlushed(num_freed_tokens=freed, num_kept_tokens=kept)))
+
+    def _check_deadlines(self, now_ms: int) -> None:
+        for request in list(self.requests.values()):
+            deadline_ms = request.submit.deadline_ms
+            if deadline_ms is not None and deadline_ms <= now_ms:
+                phase = "queued" if request.admitted_ms is None else "generating"
+                self._finish(request, FinishReason.ERROR, now_ms, error=f"the deadline passed while {phase}")
+        match self.window.overdue(now_ms):
+            case None:
+                pass
+            case (seq, 1):
+                self._outbox.add(ev.AskResend(Resend(epoch=self.epoch, seq=seq)))
+            case (seq, _):
+                reason = f"step {seq} of epoch {self.epoch} was not answered in time"
+                self._worker_lost(now_ms)
+                self._outbox.add(ev.ReclaimWorker(reason))
+
+    # ---------------------------------------------------------------- steps and results
+
+    def _send_steps(self, now_ms: int) -> None:
+        while self.cache is not None and not self.window.is_full:
+            planned = self.planner.plan(self.cache, now_ms, self.num_steps + 1)
+            if planned is None:
+                return
+            self.num_steps += 1
+            seq = self.window.send(planned, now_ms)
+            self._outbox.add(ev.SendStep(self.planner.message(planned, self.epoch, seq)))
+
+    def _take_result(self, result: StepResult, now_ms: int) -> None:
+        if result.epoch != self.epoch:
+            return  # of a lease that is over
+        planned = self.window.take(result, now_ms)
+        if planned is None:
+            if (seq := self.window.missed(result)) is not None:
+                self._outbox.add(ev.AskResend(Resend(epoch=self.epoch, seq=seq)))
+            return
+        self._last_seq = result.seq
+        self.executor_wait_us += result.wait_us
+        self.executor_run_us += result.run_us
+        token_ids, start = unpack_int32(result.token_ids), 0
+        for row, num_new, end in zip(planned.rows, unpack_int32(result.counts), result.ends, strict=True):
+            self._row_done(row, token_ids[start : start + num_new], RowEnd(end), result, now_ms)
+            start += num_new
+        assert start == len(token_ids)
+
+    def _row_done(self, row: Row, new_ids: list[int], end: RowEnd, result: StepResult, now_ms: int) -> None:
+        request = row.request
+        request.num_rows_in_flight -= 1
+        request.num_samples_in_flight -= row.samples
+        if request.finish is not None:
+            return  # ended while the row was under way
+        if end is RowEnd.FAILED:
+            error = dict(result.failures).get(row.handle, "the worker gave no reason")
+            self._finish(request, FinishReason.ERROR, now_ms, error=error)
+            return
+        assert end is not RowEnd.DROPPED, "the worker drops rows of ended sequences only"
+        if request.handle == row.handle:
+            self._confirm(request, row)
+        # A request that was retracted meanwhile keeps its new tokens: they are true, only their KV is gone.
+        position = request.num_generated
+        request.tokens.append(new_ids)
+        is_done = end is not RowEnd.RUNNING or (
+            request.max_new_tokens == 0 and request.computed_len == request.admitted_len
+        )
+        prompt_logprobs = result.prompt_logprobs.get(row.handle) if position == 0 else None
+        if not (new_ids or is_done or prompt_logprobs):
+            return
+        finish = None
+        if is_done:
+            finish = FinishReason.STOP if end is RowEnd.STOP else FinishReason.LENGTH
+        emission = self._emission(
+            request,
+            position,
+            pack_int32(new_ids),
+            finish=finish,
+            stop_token=new_ids[-1] if end is RowEnd.STOP else None,
+            logprobs=result.logprobs.get(row.handle),
+            prompt_logprobs=prompt_logprobs,
+        )
+        if finish is not None:
+            self._finish(request, finish, now_ms, emission)
+        else:
+            self._outbox.emit(request.submit.gateway_id, emission)
+
+    def _confirm(self, request: Request, row: Row) -> None:
+        """The row's KV is there now; prefilled tokens can be shared from here on."""
+        assert request.placement is not None and self.cache is not None
+        request.computed_len = len(request.tokens) if row.samples else row.end
+        # Forced tokens may have taken the worker further than the rows that were planned.
+        request.sent_len = max(request.sent_len, request.computed_len + request.num_samples_in_flight)
+        if row.end <= request.admitted_len:
+            computed = request.tokens.view(0, request.computed_len)
+            changed_from = self.cache.commit(request.placement, computed, self.num_steps)
+            if changed_from is not None:
+                request.mark_dirty(changed_from)
+
+    @staticmethod
+    def _emission(
+        request: Request, position: int, token_ids: bytes = b"", finish: FinishReason | None = None, **details: object
+    ) -> Emission:
+        return Emission(
+            request_id=request.request_id,
+            position=position,
+            token_ids=token_ids,
+            finish=finish,
+            cached_tokens=request.cached_tokens or 0,
+            **details,  # type: ignore[arg-type]
+        )
+
+    # ---------------------------------------------------------------- workers come and go
+
+    def _worker_joined(self, lease: Lease, now_ms: int) -> None:
+        if self.lease is not None:
+            self._worker_lost(now_ms)
+        self.lease = lease
+        self.cache = KvCache(lease.num_slots, self.settings.new_tree)
+        self.window.restart()
+        self._last_seq = 0
+        self._announce_cleared()
+        for request in list(self.waiting):
+            if len(request.tokens) >= self._max_total_tokens:
+                error = f"{len(request.tokens)} tokens do not fit the new worker, which holds {self._max_total_tokens}"
+                self._finish(request, FinishReason.ERROR, now_ms, error=error)
+            else:
+                request.max_new_tokens = min(request.max_new_tokens, self._max_total_tokens - request.prompt_len)
+        self._next_load_ms = now_ms
+
+    def _worker_lost(self, now_ms: int) -> None:
+        """Its KV is gone: whoever ran waits again as prompt and emitted tokens, in the old order."""
+        if self.lease is None:
+            return
+        self.lease = None
+        self.cache = None
+        self.window.restart()
+        displaced = list(self.planner.running.values())
+        self.planner.forget_worker()
+        for request in self.requests.values():
+            request.num_worker_deaths += request.num_rows_in_flight > 0
+            request.num_rows_in_flight = request.num_samples_in_flight = 0
+            request.placement = None
+            request.handle = 0
+            request.dirty_from = None
+            request.match_len, request.match_version = 0, -1
+        for request in reversed(displaced):
+            self.waiting.add_first(request)
+        for request in displaced:
+            if request.num_worker_deaths >= self.MAX_WORKER_DEATHS:
+                error = f"poison: under way at {request.num_worker_deaths} worker deaths"
+                self._finish(request, FinishReason.ERROR, now_ms, error=error)
+        self._announce_cleared()
+        self._next_load_ms = now_ms
+
+    # ---------------------------------------------------------------- what others hear
+
+    def _announce_cleared(self) -> None:
+        self._kv_number += 1
+        self._outbox.add(
+            ev.PublishKv(
+                KvEvents(replica_id=self.settings.replica_id, epoch=self.epoch, first=self._kv_number, cleared=True)
+            )
+        )
+
+    def _publish(self, now_ms: int) -> None:
+        if self.cache is not None:
+            delta = self.cache.tree.take_events()
+            if delta.stored or delta.removed or delta.cleared:
+                self._kv_number += 1
+                self._outbox.add(
+                    ev.PublishKv(
+                        KvEvents(
+                            replica_id=self.settings.replica_id,
+                            epoch=self.epoch,
+                            first=self._kv_number,
+                            stored=_pack_uint64(delta.stored),
+                            removed=_pack_uint64(delta.removed),
+                            cleared=delta.cleared,
+                        )
+                    )
+                )
+        if now_ms >= self._next_load_ms:
+            self._next_load_ms = now_ms + self.settings.load_interval_ms
+            self._outbox.add(ev.PublishLoad(self.load()))
+
+
+def _pack_uint64(values: Sequence[int]) -> bytes:
+    return array("Q", values).tobytes()

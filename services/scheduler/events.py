@@ -1,0 +1,137 @@
+"""What the scheduler's core takes in and what it decides: events and effects, free of any transport."""
+
+from dataclasses import dataclass
+
+from shared.messages.cluster import KvEvents, Load
+from shared.messages.execution import Lease, Resend, Step, StepResult
+from shared.messages.generation import (
+    Abort,
+    CacheFlushed,
+    Drain,
+    Finish,
+    FinishReason,
+    FlushCache,
+    Frame,
+    Resync,
+    Submit,
+    SubmitReply,
+)
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    submit: Submit
+    reply_to: str = ""
+    """Where Accepted or Rejected goes; empty when nobody asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequested:
+    message: FlushCache
+    reply_to: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    result: StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLost:
+    """A gateway's heartbeat stopped: nobody reads its requests' tokens any more."""
+
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: deadlines and the periodic load report are due."""
+
+
+Event = (
+    Submitted
+    | Abort
+    | Finish
+    | Resync
+    | Drain
+    | FlushRequested
+    | StepDone
+    | WorkerJoined
+    | WorkerLost
+    | GatewayLost
+    | Tick
+)
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class SendStep:
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    gateway_id: str
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    reply_to: str
+    message: SubmitReply | CacheFlushed
+
+
+@dataclass(frozen=True, slots=True)
+class PublishKv:
+    events: KvEvents
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLoad:
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class AskResend:
+    """A step's result is overdue or was missed: it may only have been lost on the way."""
+
+    resend: Resend
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimWorker:
+    """The core has given its worker up; the actor must find one again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordUsage:
+    """One request is over, however it ended: what it used."""
+
+    request_id: str
+    finish: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    num_retractions: int
+    queue_ms: int
+    """From submission to the first admission; the whole time when it never ran."""
+    total_ms: int
+    error: str | None = None
+
+
+Effect = SendStep | SendFrame | Reply | PublishKv | PublishLoad | AskResend | ReclaimWorker | RecordUsage
