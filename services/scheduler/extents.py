@@ -40,15 +40,14 @@ def slice_extents(extents: Iterable[Extent], start: int, stop: int) -> Extents:
     return taken
 
 
-def extend(extents: Extents, more: Iterable[Extent]) -> None:
-    """Append `more` in place; a run that starts right behind the last slot lengthens the last run."""
-    for extent in more:
-        if extents:
-            last = extents[-1]
-            if last.start + last.length == extent.start:
-                extents[-1] = Extent(last.start, last.length + extent.length)
-                continue
-        extents.append(extent)
+def extend(extents: Extents, more: Extents) -> None:
+    """Append `more` in place; if it starts right behind the last slot, the two runs that meet become one."""
+    if extents and more:
+        last, first = extents[-1], more[0]
+        if last.start + last.length == first.start:
+            extents[-1] = Extent(last.start, last.length + first.length)
+            more = more[1:]
+    extents += more
 
 
 def pack_extents(extents: Iterable[Extent]) -> bytes:

@@ -127,7 +127,7 @@ class RadixTree:
     def clear_unlocked(self) -> Extents:
         """Drop every prefix on which no request stands and return the slots."""
         freed: Extents = []
-        for node in [node for node in self._nodes() if node.lock_ref == 0]:
+        for node in [node for node in self.nodes() if node.lock_ref == 0]:
             extend(freed, node.extents)
             self._ledger.remove(node.hashes)
             _detach(node)
@@ -155,11 +155,11 @@ class RadixTree:
 
     def all_hashes(self) -> list[int]:
         """Names of all blocks in the tree: what a router knows that has applied every delta. O(n)."""
-        return [block for node in self._nodes() for block in node.hashes]
+        return [block for node in self.nodes() for block in node.hashes]
 
     def held_extents(self) -> Extents:
         """The slots of every node. O(n), for accounting at idle and in tests."""
-        return [extent for node in self._nodes() for extent in node.extents]
+        return [extent for node in self.nodes() for extent in node.extents]
 
     def check_invariants(self) -> None:
         """Everything that must hold between calls. O(n), for tests and idle moments."""
@@ -168,7 +168,7 @@ class RadixTree:
             assert root.children, f"namespace {namespace!r} has an empty root"
             assert not root.packed
             assert root.parent is None
-        for node in self._nodes():
+        for node in self.nodes():
             assert node.parent is not None
             assert node.parent.children[node.first_token] is node
             assert len(node) == total(node.extents) > 0
@@ -191,7 +191,7 @@ class RadixTree:
                 assert hashes == block_hashes(namespace, tokens, self._block_size)
                 paths.extend((child, tokens, hashes) for child in node.children.values())
 
-    def _nodes(self) -> Iterator[RadixNode]:
+    def nodes(self) -> Iterator[RadixNode]:
         """All nodes but the roots, each before its children, in an order that replays."""
         for root in self._roots.values():
             pending = list(root.children.values())

@@ -82,7 +82,7 @@ class PoolWorld:
             run = runs[seed % len(runs)]
             with pytest.raises(AssertionError, match="freed twice"):
                 self.pool.free([Extent(run.start + run.length - 1, 1)])
-            with pytest.raises(AssertionError, match="freed twice|not in a pool"):
+            with pytest.raises(AssertionError, match=r"freed twice|not in a pool"):
                 self.pool.free([Extent(run.start, run.length + num)])
 
     def check(self) -> None:
@@ -138,7 +138,7 @@ TestSlotPoolMachine.settings = settings(
 @pytest.mark.slow
 def test_a_hundred_thousand_operations_leave_no_slot_unaccounted_for() -> None:
     draw = random.Random(17)
-    world = PoolWorld(num_slots=300)
+    world = PoolWorld(num_slots=200)
     for _ in range(100_000):
         seed = draw.randrange(1000)
         match draw.randrange(5):
@@ -147,7 +147,7 @@ def test_a_hundred_thousand_operations_leave_no_slot_unaccounted_for() -> None:
             case 1:
                 world.allocate_after(seed, draw.randrange(12))
             case 2 | 3:
-                world.free(seed, draw.randrange(12))
+                world.free(seed, draw.choice([0, draw.randrange(12)]))
             case 4:
                 world.free_twice(seed, draw.randrange(3))
         world.check()
