@@ -5,22 +5,22 @@ token of that sequence", which the worker holds. Results are taken in step order
 prefixes, freed slots) shows in the next step that is planned.
 """
 
-from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import assert_never
 
 from services.scheduler import events as ev
 from services.scheduler.history import Ended, History
 from services.scheduler.kv_cache import KvCache
+from services.scheduler.kv_feed import KvFeed
 from services.scheduler.outbox import Outbox
-from services.scheduler.planner import Limits, Planner, Row
-from services.scheduler.radix_tree import RadixTree
+from services.scheduler.planner import Planner, Row
+from services.scheduler.refusal import refusal
 from services.scheduler.request import Request
+from services.scheduler.settings import Settings
 from services.scheduler.step_window import StepWindow
 from services.scheduler.token_buffer import TokenBuffer
-from services.scheduler.waiting import OrderKey, WaitingQueue, longest_prefix_match
-from shared.messages.cluster import KvEvents, KvSnapshot, Load
+from services.scheduler.waiting import WaitingQueue
+from shared.messages.cluster import KvSnapshot, Load
 from shared.messages.execution import Lease, Resend, RowEnd, StepResult
 from shared.messages.generation import (
     Abort,
@@ -36,19 +36,6 @@ from shared.messages.generation import (
     Submit,
 )
 from shared.messages.packing import num_int32, pack_int32, unpack_int32
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    replica_id: str
-    limits: Limits = field(default_factory=Limits)
-    order_key: OrderKey = field(default_factory=lambda: longest_prefix_match(aging_ms=2000))
-    new_tree: Callable[[], RadixTree] = RadixTree
-    window: int = 2
-    """Steps that may be unanswered; 1 turns pipelining off."""
-    max_waiting_reqs: int = 4096
-    min_step_deadline_ms: int = 5000
-    load_interval_ms: int = 100
 
 
 class SchedulerCore:
@@ -71,7 +58,7 @@ class SchedulerCore:
         self.executor_run_us = 0
         self._last_seq = 0
         self._history = History()
-        self._kv_number = 0
+        self._kv_feed = KvFeed(settings.replica_id)
         self._next_load_ms = 0
         self._outbox = Outbox(settings.replica_id)
 
@@ -102,6 +89,8 @@ class SchedulerCore:
                 case ev.GatewayLost(gateway_id=gateway_id):
                     for request in [r for r in self.requests.values() if r.submit.gateway_id == gateway_id]:
                         self._finish(request, FinishReason.ABORT, now_ms)
+                case ev.Reconnected():
+                    self._reconnected(now_ms)
                 case ev.Tick():
                     self._check_deadlines(now_ms)
                 case _:
@@ -123,14 +112,15 @@ class SchedulerCore:
         return not self.requests and not len(self.window)
 
     def load(self) -> Load:
-        cache, running = self.cache, self.planner.running
-        uncached = sum(len(r.tokens) - min(r.match_len, len(r.tokens)) for r in self.waiting)
+        waiting, running = self.waiting, self.planner.running
+        uncached = sum(len(request.tokens) - request.match_len for request in waiting)
         uncached += sum(request.prefill_left for request in running.values())
+        cache = self.cache
         return Load(
             replica_id=self.settings.replica_id,
             epoch=self.epoch,
             num_running_reqs=len(running),
-            num_waiting_reqs=len(self.waiting),
+            num_waiting_reqs=len(waiting),
             num_uncached_tokens=uncached,
             num_used_slots=cache.num_used_slots if cache else 0,
             num_cached_slots=cache.tree.num_slots if cache else 0,
@@ -145,13 +135,7 @@ class SchedulerCore:
 
     def kv_snapshot(self) -> KvSnapshot:
         """What is cached, as of the last KvEvents."""
-        hashes = self.cache.tree.all_hashes() if self.cache else []
-        return KvSnapshot(
-            replica_id=self.settings.replica_id,
-            epoch=self.epoch,
-            number=self._kv_number,
-            stored=_pack_uint64(hashes),
-        )
+        return self._kv_feed.snapshot(self.epoch, self.cache.tree.all_hashes() if self.cache else [])
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -184,21 +168,11 @@ class SchedulerCore:
             return Rejected(code=RejectCode.NO_REPLICA, message="the replica has no worker yet", retry_after_s=1.0)
         if self.is_draining:
             return Rejected(code=RejectCode.DRAINING, message="the replica is shutting down", retry_after_s=1.0)
-        prompt_len, limit = num_int32(submit.prompt), self._max_total_tokens
-        if prompt_len == 0:
-            return Rejected(code=RejectCode.INVALID, message="the prompt is empty")
-        if num_int32(submit.resumed) >= max(1, submit.max_new_tokens) and submit.resumed:
-            return Rejected(code=RejectCode.INVALID, message="nothing is left to generate behind the resumed tokens")
-        if prompt_len + max(1, num_int32(submit.resumed)) > limit:
-            what = "context" if limit == self.lease.context_len else "KV pool"
-            message = f"prompt has {prompt_len} tokens, the {what} holds {limit} with at least one generated token"
-            return Rejected(code=RejectCode.TOO_LONG, message=message)
-        if submit.deadline_ms is not None and submit.deadline_ms <= now_ms:
-            return Rejected(code=RejectCode.DEADLINE, message="the deadline has passed before the request was queued")
         if len(self.waiting) >= self.settings.max_waiting_reqs:
             message = f"{len(self.waiting)} requests are waiting, the limit is {self.settings.max_waiting_reqs}"
             return Rejected(code=RejectCode.QUEUE_FULL, message=message, retry_after_s=1.0)
-        return None
+        limit_of = "context" if self._max_total_tokens == self.lease.context_len else "KV pool"
+        return refusal(submit, self._max_total_tokens, limit_of, now_ms)
 
     def _end_early(self, request_id: str, reason: FinishReason, now_ms: int, num_tokens: int | None = None) -> None:
         # An unknown request has ended by itself: the message trailed its finish.
@@ -229,19 +203,7 @@ class SchedulerCore:
         emission = emission or self._emission(request, request.num_generated, finish=reason, error=error)
         self._outbox.emit(request.submit.gateway_id, emission)
         self._history.add(Ended(request.tokens.pack(request.prompt_len), emission))
-        self._outbox.add(
-            ev.RecordUsage(
-                request_id=request.request_id,
-                finish=reason,
-                prompt_tokens=request.prompt_len,
-                cached_tokens=request.cached_tokens or 0,
-                generated_tokens=request.num_generated if num_counted is None else num_counted,
-                num_retractions=request.num_retractions,
-                queue_ms=(now_ms if request.admitted_ms is None else request.admitted_ms) - request.arrived_ms,
-                total_ms=now_ms - request.arrived_ms,
-                error=error,
-            )
-        )
+        self._outbox.add(_usage(request, num_counted, now_ms, error))
         self._next_load_ms = now_ms
 
     def _resync(self, message: Resync) -> None:
@@ -265,6 +227,10 @@ class SchedulerCore:
         freed = self.cache.flush() if self.cache else 0
         kept = self.cache.tree.num_slots if self.cache else 0
         self._outbox.add(ev.Reply(reply_to, CacheFlushed(num_freed_tokens=freed, num_kept_tokens=kept)))
+
+    def _reconnected(self, now_ms: int) -> None:
+        if (seq := self.window.postpone(now_ms)) is not None:
+            self._outbox.add(ev.AskResend(Resend(epoch=self.epoch, seq=seq)))
 
     def _check_deadlines(self, now_ms: int) -> None:
         for request in list(self.requests.values()):
@@ -326,6 +292,8 @@ class SchedulerCore:
         # A request that was retracted meanwhile keeps its new tokens: they are true, only their KV is gone.
         position = request.num_generated
         request.tokens.append(new_ids)
+        if new_ids and request.first_token_ms is None:
+            request.first_token_ms = now_ms
         is_done = end is not RowEnd.RUNNING or (
             request.max_new_tokens == 0 and request.computed_len == request.admitted_len
         )
@@ -383,7 +351,7 @@ class SchedulerCore:
         self.cache = KvCache(lease.num_slots, self.settings.new_tree)
         self.window.restart()
         self._last_seq = 0
-        self._announce_cleared()
+        self._outbox.add(ev.PublishKv(self._kv_feed.cleared(self.epoch)))
         for request in list(self.waiting):
             if len(request.tokens) >= self._max_total_tokens:
                 error = f"{len(request.tokens)} tokens do not fit the new worker, which holds {self._max_total_tokens}"
@@ -414,40 +382,32 @@ class SchedulerCore:
             if request.num_worker_deaths >= self.MAX_WORKER_DEATHS:
                 error = f"poison: under way at {request.num_worker_deaths} worker deaths"
                 self._finish(request, FinishReason.ERROR, now_ms, error=error)
-        self._announce_cleared()
+        self._outbox.add(ev.PublishKv(self._kv_feed.cleared(self.epoch)))
         self._next_load_ms = now_ms
 
     # ---------------------------------------------------------------- what others hear
 
-    def _announce_cleared(self) -> None:
-        self._kv_number += 1
-        self._outbox.add(
-            ev.PublishKv(
-                KvEvents(replica_id=self.settings.replica_id, epoch=self.epoch, first=self._kv_number, cleared=True)
-            )
-        )
-
     def _publish(self, now_ms: int) -> None:
-        if self.cache is not None:
-            delta = self.cache.tree.take_events()
-            if delta.stored or delta.removed or delta.cleared:
-                self._kv_number += 1
-                self._outbox.add(
-                    ev.PublishKv(
-                        KvEvents(
-                            replica_id=self.settings.replica_id,
-                            epoch=self.epoch,
-                            first=self._kv_number,
-                            stored=_pack_uint64(delta.stored),
-                            removed=_pack_uint64(delta.removed),
-                            cleared=delta.cleared,
-                        )
-                    )
-                )
+        if self.cache is not None and (kv_events := self._kv_feed.changes(self.epoch, self.cache.tree.take_events())):
+            self._outbox.add(ev.PublishKv(kv_events))
         if now_ms >= self._next_load_ms:
             self._next_load_ms = now_ms + self.settings.load_interval_ms
             self._outbox.add(ev.PublishLoad(self.load()))
 
 
-def _pack_uint64(values: Sequence[int]) -> bytes:
-    return array("Q", values).tobytes()
+def _usage(request: Request, num_counted: int | None, now_ms: int, error: str | None) -> ev.RecordUsage:
+    assert request.finish is not None
+    return ev.RecordUsage(
+        request_id=request.request_id,
+        finish=request.finish,
+        prompt_tokens=request.prompt_len,
+        cached_tokens=request.cached_tokens or 0,
+        generated_tokens=request.num_generated if num_counted is None else num_counted,
+        num_retractions=request.num_retractions,
+        arrived_ms=request.arrived_ms,
+        admitted_ms=request.admitted_ms,
+        first_token_ms=request.first_token_ms,
+        ended_ms=now_ms,
+        trace=request.submit.trace,
+        error=error,
+    )

@@ -56,6 +56,11 @@ class GatewayLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The bus was away and is back: messages of the last moments may be lost, and nothing is late yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: deadlines and the periodic load report are due."""
 
@@ -71,6 +76,7 @@ Event = (
     | WorkerJoined
     | WorkerLost
     | GatewayLost
+    | Reconnected
     | Tick
 )
 
@@ -128,9 +134,12 @@ class RecordUsage:
     cached_tokens: int
     generated_tokens: int
     num_retractions: int
-    queue_ms: int
-    """From submission to the first admission; the whole time when it never ran."""
-    total_ms: int
+    arrived_ms: int
+    admitted_ms: int | None
+    """None: it never ran."""
+    first_token_ms: int | None
+    ended_ms: int
+    trace: dict[str, str]
     error: str | None = None
 
 

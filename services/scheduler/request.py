@@ -40,6 +40,7 @@ class Request:
     cached_tokens: int | None = None
     """Set at the first admission."""
     admitted_ms: int | None = None
+    first_token_ms: int | None = None
     num_retractions: int = 0
     num_worker_deaths: int = 0
     behind: "SharedPrefix | None" = None
@@ -75,7 +76,7 @@ class Request:
         """How much of `tokens` a cached prefix may replace: the last token's logits are always needed."""
         limit = len(self.tokens) - 1
         start = self.sampling.prompt_logprobs_start
-        if start is not None:
+        if start is not None and self.num_generated == 0:
             # The logprob of a prompt token comes from the logits of its predecessor.
             limit = min(limit, max(0, start - 1))
         return limit

@@ -64,6 +64,12 @@ class StepWindow:
         """The number of the oldest unanswered step, if `result` came before its result did."""
         return self._steps[0].seq if self._steps and result.seq > self._steps[0].seq else None
 
+    def postpone(self, now_ms: int) -> int | None:
+        """Start all deadlines anew; returns the number of the oldest unanswered step, if there is one."""
+        for step in self._steps:
+            step.sent_ms = now_ms
+        return self._steps[0].seq if self._steps else None
+
     def overdue(self, now_ms: int) -> tuple[int, int] | None:
         """(number of the oldest step, how many deadlines have passed), or None. A large step is given more time."""
         if not self._steps:

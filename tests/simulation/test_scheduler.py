@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from services.scheduler import events as ev
-from services.scheduler.core import SchedulerCore, Settings
+from services.scheduler.core import SchedulerCore
 from services.scheduler.planner import Limits
+from services.scheduler.settings import Settings
 from shared.messages.execution import Lease, Step
 from shared.messages.generation import Abort, Accepted, Emission, Finish, FinishReason, Frame, Submit
 from shared.messages.packing import pack_int32, unpack_int32
