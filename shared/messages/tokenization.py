@@ -48,5 +48,12 @@ class EncodeFailed(msgspec.Struct, frozen=True, kw_only=True, tag="encode_failed
     param: str | None = None
 
 
-EncodeReply = Encoded | Detokenized | EncodeFailed
+class EncodeRefused(msgspec.Struct, frozen=True, kw_only=True, tag="encode_refused"):
+    """This tokenizer has too much to do: HTTP 503. Another member, or the same one later, will answer."""
+
+    message: str
+    retry_after_s: float = 1.0
+
+
+EncodeReply = Encoded | Detokenized | EncodeFailed | EncodeRefused
 unpack_encode_reply = msgspec.msgpack.Decoder(EncodeReply).decode
