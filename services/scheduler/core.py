@@ -145,9 +145,10 @@ class SchedulerCore:
         return min(self.lease.context_len, self.lease.num_slots) if self.lease else 0
 
     def _submit(self, submit: Submit, reply_to: str, now_ms: int) -> None:
-        reply = self._rejection(submit, now_ms)
-        known = submit.request_id in self.requests or self._history.get(submit.request_id) is not None
-        if reply is None and not known:
+        # The same Submit may come twice: its tokens are on their way, or can be had by a Resync.
+        is_known = submit.request_id in self.requests or self._history.get(submit.request_id) is not None
+        reply = None if is_known else self._rejection(submit, now_ms)
+        if reply is None and not is_known:
             prompt_len = num_int32(submit.prompt)
             request = Request(
                 submit=submit,
