@@ -58,13 +58,16 @@ class Bus(Protocol):
     def connected(self) -> bool: ...
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "") -> None:
-        """Send and forget; waits only while the send buffer is full. Raises PayloadTooLarge and BusDisconnected."""
+        """Send and forget; waits only while the send buffer is full.
+
+        Raises PayloadTooLarge, and BusDisconnected: then it was not sent, or the connection is stuck and nobody knows.
+        """
 
     async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Subscription:
         """Call `callback` for each message, across reconnects; of the members of a `queue` group one gets each message.
 
-        `subject` may hold `*` (one part) and end in `>` (the rest). While disconnected the subscription is noted and holds
-        as soon as the bus is back.
+        `subject` may hold `*` (one part) and end in `>` (the rest). On return it holds for all publishers; while
+        disconnected it is noted, and holds as soon as the bus is back.
         """
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:

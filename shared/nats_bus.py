@@ -25,6 +25,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
+from nats.aio.transport import TcpTransport
 
 from shared.bus import BusDisconnected, Callback, Delivery, NoResponders, PayloadTooLarge, RequestTimeout
 from shared.telemetry import get_logger
@@ -35,8 +36,11 @@ _HEADER_MARGIN = 1024
 """Bytes of `max_payload` left free: the server counts headers too, which something on the way may add."""
 _CHECK_S = 0.25
 """How often the supervisor looks whether the client closed without telling."""
-_CLOSE_S = 2.0
+_CLOSE_S = 1.0
 """How long a goodbye may take when the server no longer reads."""
+
+_SETTLE_S = 5
+"""How long the server may take to confirm subscriptions."""
 
 
 class BusConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,8 +166,9 @@ class NatsBus:
         self._subscriptions[subscription] = None
         if self._client.is_connected:
             # A client that closes at this moment is replaced, and the new one has the subscription.
-            with contextlib.suppress(nats.errors.ConnectionClosedError):
+            with contextlib.suppress(nats.errors.ConnectionClosedError, nats.errors.FlushTimeoutError):
                 await subscription.renew(self._client)
+                await self._settle(self._client)
         return subscription
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
@@ -238,7 +243,7 @@ class NatsBus:
                 self._client = client  # from here on new subscriptions go to it directly
                 for subscription in list(self._subscriptions):
                     await subscription.renew(client)
-                await client.flush()
+                await self._settle(client)
                 return
             except (OSError, TimeoutError, nats.errors.Error) as error:
                 self._last_error = error
@@ -270,10 +275,32 @@ class NatsBus:
             flush_timeout=self._config.flush_timeout_s,
         )
 
+    async def _settle(self, client: Client) -> None:
+        """Wait until the server knows all subscriptions: one round trip each, at the start and never per message.
+
+        Raises ConnectionClosedError and FlushTimeoutError.
+        """
+        # nats-py writes its PING past the commands that still wait for the flusher; the second one comes behind them.
+        for _ in range(2):
+            flushing = asyncio.ensure_future(client.flush(timeout=_SETTLE_S))
+            try:
+                await asyncio.wait((flushing, self._lost), return_when=asyncio.FIRST_COMPLETED)
+                if not flushing.done():
+                    raise nats.errors.ConnectionClosedError
+                flushing.result()
+            finally:
+                flushing.cancel()
+
     async def _discard(self, client: Client) -> None:
-        """Release all that a client holds, also when its own close stopped half way at a dead socket."""
+        """Release all that a client holds, also when its own close stopped half way at a dead socket.
+
+        nats-py has no such way out, hence the private names.
+        """
         client._pending.clear()
         client._pending_data_size = 0
+        writer = client._transport._io_writer if isinstance(client._transport, TcpTransport) else None
+        if writer is not None and writer.transport.get_write_buffer_size():
+            writer.transport.abort()  # closing would wait for the server to read what is stale by now
         if client.is_closed:
             client._status = Client.DISCONNECTED
         with contextlib.suppress(OSError, TimeoutError):
