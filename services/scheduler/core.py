@@ -35,7 +35,7 @@ from shared.messages.generation import (
     Resync,
     Submit,
 )
-from shared.messages.packing import num_int32, pack_int32, unpack_int32
+from shared.messages.packing import INT32_BYTES, num_int32, unpack_int32
 
 
 class SchedulerCore:
@@ -201,7 +201,14 @@ class SchedulerCore:
         else:
             self.waiting.remove(request)
         del self.requests[request.request_id]
-        emission = emission or self._emission(request, request.num_generated, finish=reason, error=error)
+        emission = emission or Emission(
+            request_id=request.request_id,
+            position=request.num_generated,
+            token_ids=b"",
+            finish=reason,
+            cached_tokens=request.cached_tokens or 0,
+            error=error,
+        )
         self._outbox.emit(request.submit.gateway_id, emission)
         self._history.add(Ended(request.tokens.pack(request.prompt_len), emission))
         self._outbox.add(_usage(request, num_counted, now_ms, error))
@@ -209,8 +216,13 @@ class SchedulerCore:
 
     def _resync(self, message: Resync) -> None:
         if (request := self.requests.get(message.request_id)) is not None:
-            tokens = request.tokens.pack(request.prompt_len + message.position)
-            self._outbox.emit(message.gateway_id, self._emission(request, message.position, tokens))
+            emission = Emission(
+                request_id=request.request_id,
+                position=message.position,
+                token_ids=request.tokens.pack(request.prompt_len + message.position),
+                cached_tokens=request.cached_tokens or 0,
+            )
+            self._outbox.emit(message.gateway_id, emission)
         elif (ended := self._history.get(message.request_id)) is not None:
             self._outbox.emit(message.gateway_id, ended.from_position(message.position))
         else:
@@ -271,52 +283,55 @@ class SchedulerCore:
         self._last_seq = result.seq
         self.executor_wait_us += result.wait_us
         self.executor_run_us += result.run_us
-        token_ids, start = unpack_int32(result.token_ids), 0
+        start = 0
         for row, num_new, end in zip(planned.rows, unpack_int32(result.counts), result.ends, strict=True):
-            self._row_done(row, token_ids[start : start + num_new], RowEnd(end), result, now_ms)
-            start += num_new
-        assert start == len(token_ids)
+            stop = start + num_new * INT32_BYTES
+            self._row_done(row, result.token_ids[start:stop], end, result, now_ms)
+            start = stop
+        assert start == len(result.token_ids)
 
-    def _row_done(self, row: Row, new_ids: list[int], end: RowEnd, result: StepResult, now_ms: int) -> None:
+    def _row_done(self, row: Row, new_ids: bytes, end: int, result: StepResult, now_ms: int) -> None:
+        """Take one row's tokens (int32) in; `end` is a RowEnd. Runs once per row and step, so it avoids all that it can."""
         request = row.request
         request.num_rows_in_flight -= 1
         request.num_samples_in_flight -= row.samples
         if request.finish is not None:
             return  # ended while the row was under way
-        if end is RowEnd.FAILED:
+        if end == RowEnd.FAILED:
             error = dict(result.failures).get(row.handle, "the worker gave no reason")
             self._finish(request, FinishReason.ERROR, now_ms, error=error)
             return
-        assert end is not RowEnd.DROPPED, "the worker drops rows of ended sequences only"
+        assert end != RowEnd.DROPPED, "the worker drops rows of ended sequences only"
         if request.handle == row.handle:
             self._confirm(request, row)
         # A request that was retracted meanwhile keeps its new tokens: they are true, only their KV is gone.
         position = request.num_generated
-        request.tokens.append(new_ids)
-        if new_ids and request.first_token_ms is None:
-            request.first_token_ms = now_ms
-        is_done = end is not RowEnd.RUNNING or (
-            request.max_new_tokens == 0 and request.computed_len == request.admitted_len
-        )
-        prompt_logprobs = result.prompt_logprobs.get(row.handle) if position == 0 else None
-        if not (new_ids or is_done or prompt_logprobs):
-            return
         finish = None
-        if is_done:
-            finish = FinishReason.STOP if end is RowEnd.STOP else FinishReason.LENGTH
-        emission = self._emission(
-            request,
-            position,
-            pack_int32(new_ids),
+        if end != RowEnd.RUNNING:
+            finish = FinishReason.STOP if end == RowEnd.STOP else FinishReason.LENGTH
+        elif request.max_new_tokens == 0 and request.computed_len == request.admitted_len:
+            finish = FinishReason.LENGTH
+        if new_ids:
+            request.tokens.append(new_ids)
+            if request.first_token_ms is None:
+                request.first_token_ms = now_ms
+        prompt_logprobs = result.prompt_logprobs.get(row.handle) if position == 0 else None
+        if not (new_ids or finish or prompt_logprobs):
+            return
+        emission = Emission(
+            request_id=request.request_id,
+            position=position,
+            token_ids=new_ids,
             finish=finish,
-            stop_token=new_ids[-1] if end is RowEnd.STOP else None,
+            cached_tokens=request.cached_tokens or 0,
+            stop_token=request.tokens.last if end == RowEnd.STOP else None,
             logprobs=result.logprobs.get(row.handle),
             prompt_logprobs=prompt_logprobs,
         )
-        if finish is not None:
-            self._finish(request, finish, now_ms, emission)
-        else:
+        if finish is None:
             self._outbox.emit(request.submit.gateway_id, emission)
+        else:
+            self._finish(request, finish, now_ms, emission)
 
     def _confirm(self, request: Request, row: Row) -> None:
         """The row's KV is there now; prefilled tokens can be shared from here on."""
@@ -329,19 +344,6 @@ class SchedulerCore:
             changed_from = self.cache.commit(request.placement, computed, self.num_steps)
             if changed_from is not None:
                 request.mark_dirty(changed_from)
-
-    @staticmethod
-    def _emission(
-        request: Request, position: int, token_ids: bytes = b"", finish: FinishReason | None = None, **details: object
-    ) -> Emission:
-        return Emission(
-            request_id=request.request_id,
-            position=position,
-            token_ids=token_ids,
-            finish=finish,
-            cached_tokens=request.cached_tokens or 0,
-            **details,  # type: ignore[arg-type]
-        )
 
     # ---------------------------------------------------------------- workers come and go
 

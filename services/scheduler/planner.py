@@ -158,17 +158,19 @@ class Planner:
     def _decode(self, planned: PlannedStep, cache: KvCache, now_step: int) -> None:
         # Oldest first: a retraction takes the youngest, which has no row in this step yet.
         for request in list(self.running.values()):
-            if request.handle and request.may_decode and self._ensure_slots(planned, request, cache, now_step):
+            if not (request.handle and request.may_decode):
+                continue
+            assert request.placement is not None
+            is_held = len(request.tokens) + request.num_samples_in_flight <= request.placement.num_slots
+            if is_held or self._make_room(planned, request, cache, now_step):
                 self._add_row(planned.decode, planned, request, length=1, samples=True)
 
-    def _ensure_slots(self, planned: PlannedStep, request: Request, cache: KvCache, now_step: int) -> bool:
+    def _make_room(self, planned: PlannedStep, request: Request, cache: KvCache, now_step: int) -> bool:
         """Slots up to the token that this decode row computes, retracting the youngest if need be."""
         while True:
             placement = request.placement
             assert placement is not None
             missing = len(request.tokens) + request.num_samples_in_flight - placement.num_slots
-            if missing <= 0:
-                return True
             wanted = max(missing, min(self.limits.reserve_slots, request.max_new_tokens - request.num_generated))
             start = placement.num_slots
             if cache.grow(placement, wanted, missing):
