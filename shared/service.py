@@ -35,6 +35,7 @@ _DRAIN_GRACE_S = 1.0
 """How much longer than its timeout a drain may take before it is cut off."""
 
 C = TypeVar("C", bound=ServiceConfig)
+T = TypeVar("T")
 Info = dict[str, str | int | float]
 
 
@@ -114,24 +115,27 @@ def run_services(services: Sequence[Hosted]) -> int:
         telemetry.setup(config, role, config.instance)
         asyncio.run(_run_services(services, name=f"{role} {config.instance}"))
     except Exception as error:
-        cause = _first_cause(error)
-        if isinstance(cause, StartupError):
-            return _refuse(cause)
-        log.error("crashed", exc_info=cause)
+        causes = _causes(error)
+        if all(isinstance(cause, StartupError) for cause in causes):
+            return _refuse(*causes)
+        log.error("crashed", role=role, exc_info=causes[0] if len(causes) == 1 else error)
         return 1
+    finally:
+        telemetry.shutdown()
     return 0
 
 
-def _refuse(error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
+def _refuse(*errors: Exception) -> int:
+    for error in errors:
+        print(f"error: {error}", file=sys.stderr)
     return 1
 
 
-def _first_cause(error: Exception) -> Exception:
-    """The first error inside nested task groups: the later ones follow from the cancellation that it caused."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _causes(error: Exception) -> list[Exception]:
+    """The errors inside nested task groups."""
+    if isinstance(error, ExceptionGroup):
+        return [cause for inner in error.exceptions for cause in _causes(inner)]
+    return [error]
 
 
 async def _run_services(services: Sequence[Hosted], name: str) -> None:
@@ -140,13 +144,15 @@ async def _run_services(services: Sequence[Hosted], name: str) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, _on_signal, signum, stop)
     try:
-        bus = await NatsBus.connect(bus_config(services[0].config), name=name)
+        bus = await _unless_stopped(stop, NatsBus.connect(bus_config(services[0].config), name=name))
     except BusDisconnected as error:
         raise StartupError(str(error)) from None
+    if bus is None:
+        return
     try:
         async with asyncio.TaskGroup() as tasks:
             for hosted in services:
-                tasks.create_task(_Host(hosted, bus).live(stop), name=hosted.role)
+                tasks.create_task(Host(hosted, bus).live(stop), name=hosted.role)
     finally:
         await bus.close()
 
@@ -156,13 +162,26 @@ def bus_config(config: ServiceConfig) -> BusConfig:
     return BusConfig(url=config.nats_url, connect_timeout_s=config.connect_timeout_s)
 
 
+async def _unless_stopped(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """The result of `work`, or None when the signal came first: then the work is cancelled."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
 def _on_signal(signum: int, stop: asyncio.Event) -> None:
     if stop.is_set():
         os._exit(128 + signum)
     stop.set()
 
 
-class _Host:
+class Host:
     """One service from its start to its end: heartbeat, control, drain."""
 
     def __init__(self, hosted: Hosted, bus: Bus) -> None:
@@ -181,7 +200,7 @@ class _Host:
                 tasks.create_task(self._beat(), name="heartbeat"),
                 tasks.create_task(self._control(), name="control"),
             ]
-            service = await self._build(stop)
+            service = self._service = await _unless_stopped(stop, self._hosted.build(self._config, self._bus))
             if service is not None:
                 running = tasks.create_task(self._run(service), name="run")
                 await stop.wait()
@@ -189,27 +208,12 @@ class _Host:
                 running.cancel()
             for helper in helpers:
                 helper.cancel()
+        self._stopping = True
         await self._publish_heartbeat()
         log.info("stopped")
 
-    async def _build(self, stop: asyncio.Event) -> Service | None:
-        """The service, or None when the signal came first."""
-        building = asyncio.ensure_future(self._hosted.build(self._config, self._bus))
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait((building, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if building.done():
-                self._service = building.result()
-        finally:
-            for task in (building, stopping):
-                task.cancel()
-            await asyncio.gather(building, stopping, return_exceptions=True)
-        if self._service is None:
-            self._stopping = True
-        return self._service
-
     async def _run(self, service: Service) -> None:
-        log.info("started", state=service.state.value, **service.info)
+        log.info("started", state=service.state.value, info=service.info)
         await service.run()
         if not self._stopping:
             raise RuntimeError(f"the {self._hosted.role} stopped by itself")
@@ -249,22 +253,28 @@ class _Host:
 
     async def _control(self) -> None:
         subject = subjects.control(self._config.model, self._config.instance)
-        await self._bus.subscribe(subject, self._on_control)
-        while True:
-            for delivery in await self._controls.take_ready():
-                try:
-                    reply = self._answer(unpack_control(delivery.payload))
-                except msgspec.DecodeError as error:
-                    reply = ControlReply(ok=False, detail={"error": f"not a control message: {error}"})
-                log.info("control", ok=reply.ok)
-                with contextlib.suppress(BusDisconnected):
-                    await self._bus.publish(delivery.reply, pack(reply))
+        subscription = await self._bus.subscribe(subject, self._on_control)
+        try:
+            while True:
+                for delivery in await self._controls.take_ready():
+                    await self._answer(delivery)
+        finally:
+            await subscription.unsubscribe()
 
     def _on_control(self, delivery: Delivery) -> None:
         if not delivery.reply or not self._controls.append(delivery):
             log.warning("control ignored", reason="no reply subject" if not delivery.reply else "too many wait")
 
-    def _answer(self, control: Control) -> ControlReply:
+    async def _answer(self, delivery: Delivery) -> None:
+        try:
+            reply = self._carry_out(unpack_control(delivery.payload))
+        except msgspec.DecodeError as error:
+            reply = ControlReply(ok=False, detail={"error": f"not a control message: {error}"})
+        with contextlib.suppress(BusDisconnected):
+            await self._bus.publish(delivery.reply, pack(reply))
+
+    def _carry_out(self, control: Control) -> ControlReply:
+        log.info("control", action=control.action)
         service = self._service
         if service is None:
             return ControlReply(ok=False, detail={"error": f"the {self._hosted.role} is still starting"})

@@ -43,6 +43,13 @@ def setup(config: ServiceConfig, role: str, instance: str) -> None:
     trace.set_tracer_provider(provider)
 
 
+def shutdown() -> None:
+    """Export what is left, for two seconds at most when the collector does not answer."""
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        provider.shutdown()
+
+
 def get_logger(name: str) -> FilteringBoundLogger:
     """A logger whose lines say which module they come from; usable at import time, before `setup`."""
     logger: FilteringBoundLogger = structlog.get_logger(name)
