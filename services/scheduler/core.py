@@ -113,7 +113,7 @@ class SchedulerCore:
 
     def load(self) -> Load:
         waiting, running = self.waiting, self.planner.running
-        uncached = sum(len(request.tokens) - request.match_len for request in waiting)
+        uncached = sum(request.seq_len - request.match_len for request in waiting)
         uncached += sum(request.prefill_left for request in running.values())
         cache = self.cache
         return Load(
@@ -303,7 +303,13 @@ class SchedulerCore:
             return
         assert end != RowEnd.DROPPED, "the worker drops rows of ended sequences only"
         if request.handle == row.handle:
-            self._confirm(request, row)
+            request.computed_len = request.seq_len if row.samples else row.end
+            if row.end <= request.admitted_len:
+                self._share_prefix(request)
+            # Forced tokens may have taken the worker further than the rows that were planned.
+            reached = request.computed_len + request.num_samples_in_flight
+            if request.sent_len < reached:
+                request.sent_len = reached
         # A request that was retracted meanwhile keeps its new tokens: they are true, only their KV is gone.
         position = request.num_generated
         finish = None
@@ -312,7 +318,7 @@ class SchedulerCore:
         elif request.max_new_tokens == 0 and request.computed_len == request.admitted_len:
             finish = FinishReason.LENGTH
         if new_ids:
-            request.tokens.append(new_ids)
+            request.append(new_ids)
             if request.first_token_ms is None:
                 request.first_token_ms = now_ms
         prompt_logprobs = result.prompt_logprobs.get(row.handle) if position == 0 else None
@@ -333,17 +339,13 @@ class SchedulerCore:
         else:
             self._finish(request, finish, now_ms, emission)
 
-    def _confirm(self, request: Request, row: Row) -> None:
-        """The row's KV is there now; prefilled tokens can be shared from here on."""
+    def _share_prefix(self, request: Request) -> None:
+        """A prefilled chunk has its KV now: others may stand on it from here on."""
         assert request.placement is not None and self.cache is not None
-        request.computed_len = len(request.tokens) if row.samples else row.end
-        # Forced tokens may have taken the worker further than the rows that were planned.
-        request.sent_len = max(request.sent_len, request.computed_len + request.num_samples_in_flight)
-        if row.end <= request.admitted_len:
-            computed = request.tokens.view(0, request.computed_len)
-            changed_from = self.cache.commit(request.placement, computed, self.num_steps)
-            if changed_from is not None:
-                request.mark_dirty(changed_from)
+        computed = request.tokens.view(0, request.computed_len)
+        changed_from = self.cache.commit(request.placement, computed, self.num_steps)
+        if changed_from is not None:
+            request.mark_dirty(changed_from)
 
     # ---------------------------------------------------------------- workers come and go
 
@@ -356,8 +358,8 @@ class SchedulerCore:
         self._last_seq = 0
         self._outbox.add(ev.PublishKv(self._kv_feed.cleared(self.epoch)))
         for request in list(self.waiting):
-            if len(request.tokens) >= self._max_total_tokens:
-                error = f"{len(request.tokens)} tokens do not fit the new worker, which holds {self._max_total_tokens}"
+            if request.seq_len >= self._max_total_tokens:
+                error = f"{request.seq_len} tokens do not fit the new worker, which holds {self._max_total_tokens}"
                 self._finish(request, FinishReason.ERROR, now_ms, error=error)
             else:
                 request.max_new_tokens = min(request.max_new_tokens, self._max_total_tokens - request.prompt_len)

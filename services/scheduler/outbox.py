@@ -1,5 +1,7 @@
 """Effects of one turn of the core, in order; tokens of one gateway's requests are gathered into one Frame."""
 
+from collections import defaultdict
+
 from services.scheduler.events import Effect, SendFrame
 from shared.messages.generation import Emission, Frame
 
@@ -8,13 +10,13 @@ class Outbox:
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
         self._effects: list[Effect] = []
-        self._emissions: dict[str, list[Emission]] = {}
+        self._emissions: defaultdict[str, list[Emission]] = defaultdict(list)
 
     def add(self, effect: Effect) -> None:
         self._effects.append(effect)
 
     def emit(self, gateway_id: str, emission: Emission) -> None:
-        self._emissions.setdefault(gateway_id, []).append(emission)
+        self._emissions[gateway_id].append(emission)
 
     def take(self, epoch: int, seq: int) -> list[Effect]:
         """Everything gathered since the last call; `epoch` and `seq` name the step whose result the frames follow."""
@@ -25,5 +27,6 @@ class Outbox:
             )
             for gateway_id, emissions in self._emissions.items()
         ]
-        effects, self._effects, self._emissions = self._effects, [], {}
+        self._emissions.clear()
+        effects, self._effects = self._effects, []
         return effects + frames

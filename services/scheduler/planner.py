@@ -4,10 +4,11 @@ Admission, growth and retraction happen here, because all three are about the sa
 step that is being put together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+import msgspec
 import numpy as np
 
 from services.scheduler.extents import pack_extents, slice_extents
@@ -32,9 +33,8 @@ class Limits:
     """A request waits for another that computes at least this many of its uncached tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a step, kept until its result arrives."""
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One row of a step, kept until its result arrives. A Struct, because there are hundreds a step."""
 
     request: Request
     handle: int
@@ -77,11 +77,15 @@ class OutputExpectation:
     def retracted(self) -> None:
         self.share = min(1.0, self.share + self.PENALTY)
 
-    def slots(self, request: Request) -> int:
-        """Slots the request is expected to need beyond the tokens it has, beyond those it holds."""
-        remaining = int((request.max_new_tokens - request.num_generated) * self.share)
-        held = request.placement.num_slots - len(request.tokens) if request.placement else 0
-        return max(0, remaining - held)
+    def slots(self, requests: Iterable[Request]) -> int:
+        """Slots that the requests are expected to need beyond those they hold."""
+        share, needed = self.share, 0
+        for request in requests:
+            held = request.placement.num_slots if request.placement else request.seq_len
+            more = int((request.max_new_tokens - request.seq_len + request.prompt_len) * share) - held + request.seq_len
+            if more > 0:
+                needed += more
+        return needed
 
 
 class Planner:
@@ -158,19 +162,20 @@ class Planner:
     def _decode(self, planned: PlannedStep, cache: KvCache, now_step: int) -> None:
         # Oldest first: a retraction takes the youngest, which has no row in this step yet.
         for request in list(self.running.values()):
-            if not (request.handle and request.may_decode):
-                continue
-            assert request.placement is not None
-            is_held = len(request.tokens) + request.num_samples_in_flight <= request.placement.num_slots
-            if is_held or self._make_room(planned, request, cache, now_step):
-                self._add_row(planned.decode, planned, request, length=1, samples=True)
+            seq_len = request.seq_len + request.num_samples_in_flight
+            if request.sent_len < request.admitted_len or seq_len - request.prompt_len >= request.max_new_tokens:
+                continue  # prefill goes on, or what is under way reaches the length limit
+            if request.placement is None:
+                continue  # retracted a moment ago, for an older one's sake
+            if seq_len <= request.placement.num_slots or self._make_room(planned, request, cache, now_step):
+                self._add_row(planned.decode, planned, request, 1, True)
 
     def _make_room(self, planned: PlannedStep, request: Request, cache: KvCache, now_step: int) -> bool:
         """Slots up to the token that this decode row computes, retracting the youngest if need be."""
         while True:
             placement = request.placement
             assert placement is not None
-            missing = len(request.tokens) + request.num_samples_in_flight - placement.num_slots
+            missing = request.seq_len + request.num_samples_in_flight - placement.num_slots
             wanted = max(missing, min(self.limits.reserve_slots, request.max_new_tokens - request.num_generated))
             start = placement.num_slots
             if cache.grow(placement, wanted, missing):
@@ -200,14 +205,14 @@ class Planner:
         return length
 
     def _admit(self, planned: PlannedStep, cache: KvCache, budget: int, now_ms: int, now_step: int) -> None:
-        expected = sum(self.expectation.slots(request) for request in self.running.values())
+        expected = self.expectation.slots(self.running.values())
         leaders = [request for request in self.running.values() if request.computed_len < request.admitted_len]
         for request in self.waiting.candidates(cache.tree, now_ms):
             if budget == 0 or len(self.running) >= self.limits.max_running_reqs:
                 return
             if request.num_rows_in_flight or self._must_wait(request, leaders):
                 continue
-            expected += self.expectation.slots(request)
+            expected += self.expectation.slots([request])
             # Alone, a request may use everything: nothing else could ever make more room.
             available = cache.num_available_slots - (expected if self.running else 0)
             if not self._place(request, cache, available, now_step):

@@ -24,6 +24,8 @@ class Request:
     """Capped to what context and pool can hold; counts resumed tokens."""
     arrived_ms: int
 
+    seq_len: int = field(init=False)
+    """Length of `tokens`: a plain number, because it is read many times a row."""
     placement: Placement | None = None
     handle: int = 0
     """Names the sequence towards the worker; a new one for each admission, 0 while waiting."""
@@ -49,6 +51,14 @@ class Request:
     """Cached prefix when last looked up at tree version `match_version`: an estimate for the waiting policy."""
     match_version: int = field(default=-1)
 
+    def __post_init__(self) -> None:
+        self.seq_len = len(self.tokens)
+
+    def append(self, token_ids: bytes) -> None:
+        """Take in generated tokens, int32."""
+        self.tokens.append(token_ids)
+        self.seq_len = len(self.tokens)
+
     @property
     def request_id(self) -> str:
         return self.submit.request_id
@@ -59,7 +69,7 @@ class Request:
 
     @property
     def num_generated(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        return self.seq_len - self.prompt_len
 
     @property
     def prefill_left(self) -> int:
@@ -67,14 +77,9 @@ class Request:
         return max(0, self.admitted_len - self.sent_len)
 
     @property
-    def may_decode(self) -> bool:
-        """Prefill is sent, and the length limit leaves room behind what is already under way."""
-        return self.prefill_left == 0 and self.num_generated + self.num_samples_in_flight < self.max_new_tokens
-
-    @property
     def cacheable_limit(self) -> int:
         """How much of `tokens` a cached prefix may replace: the last token's logits are always needed."""
-        limit = len(self.tokens) - 1
+        limit = self.seq_len - 1
         start = self.sampling.prompt_logprobs_start
         if start is not None and self.num_generated == 0:
             # The logprob of a prompt token comes from the logits of its predecessor.
@@ -86,12 +91,13 @@ class Request:
         self.dirty_from = start if self.dirty_from is None else min(self.dirty_from, start)
 
     def check_invariants(self) -> None:
+        assert self.seq_len == len(self.tokens)
         if self.placement is None:
             assert self.handle == 0
             return
         assert self.handle > 0
         assert self.placement.tree_len <= self.computed_len <= self.sent_len
-        assert self.computed_len < len(self.tokens) or self.max_new_tokens == 0
+        assert self.computed_len < self.seq_len or self.max_new_tokens == 0
         assert self.sent_len <= self.placement.num_slots
 
 
