@@ -1,0 +1,155 @@
+"""Runs steps with a model: batch, forward pass, logprobs, sampling."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.worker.batch import BatchRow, build_batch
+from services.worker.config import WorkerConfig
+from services.worker.memory import available_memory_bytes, check_weights_fit, pool_slots
+from services.worker.model import Model, ModelConfig, UnsupportedModel, kv_bytes_per_slot, load_config, load_model
+from services.worker.runner import ForwardFailed, ModelLimits, RowPlan, Sampled, StepPlan, TokenScores
+from services.worker.sampling.logprobs import score_tokens
+from services.worker.sampling.sampler import SampleRow, choose_tokens
+from shared.config import StartupError
+
+
+class TorchRunner:
+    def __init__(self, model: Model, limits: ModelLimits) -> None:
+        self.limits = limits
+        self._model = model
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> Sampled:
+        """Raises ForwardFailed where the pass failed as a whole, for want of memory say, and the device is sound."""
+        batch = build_batch(
+            [
+                BatchRow(row.sequence.tokens[row.start : row.end], row.start, row.sequence.extents, row.num_logits)
+                for row in plan.rows
+            ]
+        )
+        try:
+            logits = self._model.forward(batch)
+            return _sample(logits, plan.rows)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise ForwardFailed(f"out of memory in a step of {batch.num_tokens} tokens: {error}") from error
+        except torch.AcceleratorError:
+            raise  # the device's memory may hold anything now
+        except RuntimeError as error:
+            raise ForwardFailed(f"the forward pass failed: {error}") from error
+
+
+def _sample(logits: Tensor, rows: Sequence[RowPlan]) -> Sampled:
+    """logits: float32 [S, vocab], the wanted ones of each row in order."""
+    sampling: list[RowPlan] = []
+    last_logits: list[int] = []
+    scored: list[tuple[int, int]] = []  # (row, first of its logits)
+    first = 0
+    for index, row in enumerate(rows):
+        if row.scores:
+            scored.append((index, first))
+        first += row.num_logits
+        if row.samples:
+            sampling.append(row)
+            last_logits.append(first - 1)
+    assert first == len(logits), f"{len(logits)} rows of logits, {first} were asked for"
+    if not sampling and not scored:
+        return Sampled(())
+    # Sampling works in place; logprobs are of the logits as the model gave them.
+    own = {index: logits[first : first + rows[index].num_logits].clone() for index, first in scored}
+    everything = len(last_logits) == len(logits)
+    chosen = choose_tokens(
+        logits if everything else logits[torch.tensor(last_logits, device=logits.device)],
+        [SampleRow(row.sequence.controls, row.end) for row in sampling],
+    )
+    token_of = dict(zip((id(row) for row in sampling), chosen.token_ids, strict=True))
+    row_index = [index for index, row in enumerate(rows) if row.samples]
+    return Sampled(
+        chosen.token_ids,
+        failures={row_index[place]: message for place, message in chosen.failures.items()},
+        scores={index: _scores(own[index], rows[index], token_of.get(id(rows[index]))) for index, _ in scored},
+    )
+
+
+def _scores(logits: Tensor, row: RowPlan, token: int | None) -> TokenScores:
+    known = row.known_targets()
+    targets = torch.tensor([*known.tolist(), *(() if token is None else (token,))], device=logits.device)
+    return score_tokens(logits[: len(targets)], targets, row.sequence.sampling.num_logprobs or 0)
+
+
+# ---------------------------------------------------------------- opening
+
+
+def open_torch_runner(config: WorkerConfig) -> TorchRunner:
+    """Load the model and take memory for its KV. Raises StartupError with what is missing."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    path = Path(config.model_path)
+    device = _device(config)
+    dtype = _dtype(config, device)
+    try:
+        model_config = load_config(path)
+        check_weights_fit(_weight_bytes(path), _available_bytes(device))
+        num_slots = pool_slots(
+            num_slots=config.num_slots,
+            kv_memory_bytes=config.kv_memory_bytes,
+            kv_memory_fraction=config.kv_memory_fraction,
+            slot_bytes=kv_bytes_per_slot(model_config, dtype),
+            available_bytes=_available_bytes(device) - _weight_bytes(path),
+        )
+        model = load_model(path, dtype=dtype, device=device, num_slots=num_slots, attention=_attention(config, device))
+    except FileNotFoundError as error:
+        raise StartupError(
+            f"model_path {config.model_path!r}: no {Path(error.filename or path).name!r} there"
+        ) from error
+    except (UnsupportedModel, ValueError) as error:
+        raise StartupError(f"model_path {config.model_path!r}: {error}") from error
+    return TorchRunner(model, _limits(config, model_config, num_slots))
+
+
+def _limits(config: WorkerConfig, model: ModelConfig, num_slots: int) -> ModelLimits:
+    if config.context_len > model.context_len:
+        raise StartupError(f"context_len is {config.context_len}, the model takes {model.context_len}")
+    return ModelLimits(
+        num_slots=num_slots,
+        context_len=config.context_len or model.context_len,
+        vocab_size=model.vocab_size,
+        end_token_ids=model.end_token_ids,
+    )
+
+
+def _device(config: WorkerConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise StartupError("device is 'cuda', but torch finds no such device")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def _dtype(config: WorkerConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported()
+    else:
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def _attention(config: WorkerConfig, device: torch.device) -> str:
+    if config.attention_backend != "auto":
+        return config.attention_backend
+    return "flashinfer" if device.type == "cuda" else "cpu"
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_memory_bytes()
+
+
+def _weight_bytes(path: Path) -> int:
+    files = [path] if path.is_file() else [*path.glob("*.safetensors")]
+    return sum(file.stat().st_size for file in files)
