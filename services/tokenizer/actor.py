@@ -24,6 +24,8 @@ from shared.service import Info, Service
 from shared.telemetry import get_logger
 
 QUEUE_GROUP = "tokenizer"
+_MAX_REFUSALS = 10_000
+"""Refusals not yet sent; in a flood beyond that the gateway's own timeout answers."""
 
 log = get_logger(__name__)
 
@@ -51,7 +53,7 @@ class TokenizerActor(Service):
         self._bus = bus
         self._state = ServiceState.STARTING
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue(config.max_waiting)
-        self._refusals: Inbox[_Answer] = Inbox(config.max_waiting)
+        self._refusals: Inbox[_Answer] = Inbox(_MAX_REFUSALS)
         self._subscription: Subscription | None = None
         self._num_answered = 0
         self._num_refused = 0
@@ -87,7 +89,7 @@ class TokenizerActor(Service):
             await self._jobs.join()
 
     def _take(self, delivery: Delivery) -> None:
-        """Bus callback: queue the request, or a refusal. In a flood of refusals the gateway's own timeout answers."""
+        """Bus callback: queue the request, or a refusal."""
         try:
             request = unpack_encode_request(delivery.payload)
         except (msgspec.DecodeError, RecursionError) as error:

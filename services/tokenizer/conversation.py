@@ -12,6 +12,23 @@ from services.tokenizer.template_traits import TemplateTraits
 
 Tool = dict[str, Any]
 
+
+class _Function(msgspec.Struct):
+    name: str
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+class _Shape(msgspec.Struct):
+    """What is relied upon in a message; templates may look at more."""
+
+    role: str
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
 _TOOLS_INTRODUCTION = """\
 You can call functions to help with the user's request. These are their signatures, inside <tools></tools> tags:
 <tools>
@@ -30,8 +47,9 @@ def prepare(
     """The messages and tools to render.
 
     What the template cannot render is written out in the Hermes format: tools into the system text, calls and their results
-    into the conversation.
+    into the conversation. Raises msgspec.ValidationError for messages of another shape than the gateway sends.
     """
+    msgspec.convert(messages, list[_Shape])
     prepared = [_plain(message) for message in messages]
     if traits.tool_calls:
         prepared = [_with_arguments(message, traits, placeholders) for message in prepared]
@@ -45,7 +63,7 @@ def prepare(
 def _plain(message: Message) -> Message:
     """Without nulls, which templates print or stumble over; content is always there."""
     kept = {key: value for key, value in message.items() if value is not None}
-    if kept.get("role") == "developer":
+    if kept["role"] == "developer":
         kept["role"] = "system"
     return {**kept, "content": kept.get("content", "")}
 
@@ -90,7 +108,7 @@ def _written_out(messages: Iterable[Message]) -> Iterable[Message]:
     """Calls as text of the assistant, results as a message of the user: results that follow each other share one."""
     results: list[str] = []
     for message in messages:
-        if message.get("role") == "tool":
+        if message["role"] == "tool":
             results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
             continue
         if results:
@@ -120,7 +138,7 @@ def _tools_text(tools: Sequence[Tool]) -> str:
 def _with_tools_text(messages: list[Message], text: str, traits: TemplateTraits) -> list[Message]:
     """`text` behind the first system text; where the template takes none, in front of the first message."""
     first = messages[0]
-    if first.get("role") == "system":
+    if first["role"] == "system":
         return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
     if traits.system:
         return [{"role": "system", "content": text}, *messages]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
+import msgspec
+
 from services.tokenizer.chat_template import ChatTemplate, TemplateRefusal
 from services.tokenizer.control_tokens import GuardedTokenizer
 from services.tokenizer.conversation import prepare
@@ -50,15 +52,15 @@ class TokenizerCore:
         """The texts to encode, or the answer already."""
         match request:
             case EncodeText():
-                texts = map(_well_formed, request.texts)
-                if request.allow_special:
-                    texts = map(self._tokenizer.reveal, texts)
+                texts = map(self._tokenizer.reveal, request.texts) if request.allow_special else request.texts
                 return [_Text(text, request.add_special_tokens) for text in texts]
             case EncodeChat():
                 try:
                     return [_Text(self._render(request), add_special_tokens=False)]
                 except TemplateRefusal as refusal:
                     return EncodeFailed(message=f"chat template: {refusal}", param="messages")
+                except msgspec.ValidationError as error:
+                    return EncodeFailed(message=f"messages: {error}", param="messages")
                 except RecursionError:
                     return EncodeFailed(message="messages or tools are nested too deeply", param="messages")
             case Detokenize():
@@ -80,7 +82,7 @@ class TokenizerCore:
             add_generation_prompt=request.add_generation_prompt,
             template_args=self._control_texts.hide(request.template_args, placeholders),
         )
-        return _well_formed(placeholders.restore(self._tokenizer.reveal(rendered)))
+        return placeholders.restore(self._tokenizer.reveal(rendered))
 
     def _encode(self, texts: Sequence[_Text]) -> list[list[int] | EncodeFailed]:
         """Encode everything that arrived together in at most two batches."""
@@ -118,12 +120,3 @@ class TokenizerCore:
         if (unknown := next((i for i in token_ids if not 0 <= i < size), None)) is not None:
             return EncodeFailed(message=f"token id {unknown} is not in the vocabulary of {size}", param="tokens")
         return Detokenized(text=self._tokenizer.decode(token_ids, skip_special_tokens=request.skip_special_tokens))
-
-
-def _well_formed(text: str) -> str:
-    """Lone surrogates, which JSON can spell and UTF-8 cannot, become U+FFFD; pairs become their character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
