@@ -108,6 +108,10 @@ unpack_submit_reply = msgspec.msgpack.Decoder(SubmitReply).decode
 unpack_cache_flushed = msgspec.msgpack.Decoder(CacheFlushed).decode
 
 
+UNKNOWN_REQUEST = "the request is unknown here, or ended too long ago"
+"""`Emission.error` in the answer to a Resync for a request that the scheduler does not have: submit it again."""
+
+
 class Emission(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """New tokens of one request.
 

@@ -1,0 +1,59 @@
+"""What a client asked for, validated and freed from the API it came through."""
+
+import msgspec
+
+from shared.messages.constraints import Constraint
+from shared.messages.sampling import SamplingParams
+from shared.messages.tokenization import EncodeChat
+
+_SEEDS = 1 << 64
+
+
+class Prompts(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts or lists of token ids, one generation each (times n); `param` names their field in error messages."""
+
+    items: tuple[str | tuple[int, ...], ...]
+    param: str
+    add_special_tokens: bool = True
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """How generated text is taken apart."""
+
+    tool_parser: str | None = None
+    """Format of tool calls in the text; None: everything is content."""
+    reasoning_parser: str | None = None
+    starts_inside_reasoning: bool = False
+    """The prompt ends in the tag that opens thinking."""
+    skip_special_tokens: bool = True
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One client request: `len(prompts) * num_choices` generations, of which `num_kept` per prompt are answered.
+
+    `max_new_tokens` None means the rest of the context. `sampling.seed` is the seed of choice 0 of each prompt.
+    """
+
+    prompt: Prompts | EncodeChat
+    sampling: SamplingParams
+    max_new_tokens: int | None
+    num_choices: int = 1
+    num_kept: int = 1
+    stops: tuple[str, ...] = ()
+    output: Output = Output()
+    constraint: Constraint | None = None
+    constraint_param: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    timeout_s: float | None = None
+    echo: bool = False
+    """The answer starts with the prompt."""
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompt.items) if isinstance(self.prompt, Prompts) else 1
+
+    def sampling_of(self, choice: int) -> SamplingParams:
+        """Choice i of a prompt draws with seed + i, wrapped into int64: choices differ, and each can be repeated."""
+        seed = (self.sampling.seed + choice + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+        return msgspec.structs.replace(self.sampling, seed=seed)

@@ -1,0 +1,1 @@
+"""The HTTP side: routing, bodies, answers, streams. Plain ASGI, so that the framework and the server can be exchanged."""
