@@ -59,8 +59,7 @@ class ForwardBatch:
 
     def kv_slots(self) -> tuple[Int32, Int64]:
         """The slot of every token of every row, row after row: int32 [sum of seq_lens]; and int64 [R + 1], where rows begin."""
-        indptr = _indptr(self.seq_lens, np.int64)
-        return _runs(self.extents[:, 0], self.extents[:, 1]).astype(np.int32), indptr
+        return _runs(self.extents[:, 0], self.extents[:, 1]).astype(np.int32), _indptr(self.seq_lens)
 
 
 def build_batch(rows: Sequence[BatchRow]) -> ForwardBatch:
@@ -91,23 +90,21 @@ def build_batch(rows: Sequence[BatchRow]) -> ForwardBatch:
     run_of_token = np.searchsorted(ends, places, side="right")
     used = np.clip(base[owner] + seq_lens[owner] - begins, 0, extents[:, 1])  # without the reserve behind seq_len
     kept = used > 0
-    qo_indptr = _indptr(extend_lens, np.int32)
+    qo_indptr = _indptr(extend_lens)
     return ForwardBatch(
         token_ids=np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows]),
         positions=positions,
         slots=extents[run_of_token, 0] + places - begins[run_of_token],
-        qo_indptr=qo_indptr,
+        qo_indptr=qo_indptr.astype(np.int32),
         seq_lens=seq_lens.astype(np.int32),
         extents=np.stack([extents[kept, 0], used[kept]], axis=1).astype(np.int32),
-        extent_indptr=_indptr(np.bincount(owner[kept], minlength=len(rows)), np.int32),
+        extent_indptr=_indptr(np.bincount(owner[kept], minlength=len(rows))).astype(np.int32),
         logit_index=_runs(qo_indptr[1:] - num_logits, num_logits),
     )
 
 
-def _indptr(lengths: NDArray[np.integer], dtype: type) -> NDArray[np.integer]:
-    out = np.zeros(len(lengths) + 1, dtype=dtype)
-    np.cumsum(lengths, out=out[1:])
-    return out
+def _indptr(lengths: NDArray[np.integer]) -> Int64:
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def _runs(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Int64:

@@ -39,7 +39,9 @@ def convert(source: Path, destination: Path) -> None:
         _write_json(work / "tokenizer_config.json", tokenizer_config(model))
         weights = {name: model.read(name) for name in _with_progress(model.names())}
         save_file(weights, work / "model.safetensors", metadata={"format": "pt"})
-        (work / "model.safetensors").chmod(0o644)  # written for its owner only, like the folder below: hides a shared cache
+        (work / "model.safetensors").chmod(
+            0o644
+        )  # written for its owner only, like the folder below: hides a shared cache
         work.chmod(0o755)
         work.rename(destination)
     except BaseException:
@@ -63,13 +65,20 @@ def _with_progress(names: Sequence[str]) -> Iterator[str]:
         yield name
         percent, before = 100 * done // len(names), 100 * (done - 1) // len(names)
         if terminal:
-            print(f"\rconverting weights {percent:3d}%", end="\n" if done == len(names) else "", file=sys.stderr, flush=True)
+            print(
+                f"\rconverting weights {percent:3d}%",
+                end="\n" if done == len(names) else "",
+                file=sys.stderr,
+                flush=True,
+            )
         elif percent // 10 > before // 10:
             print(f"converting weights {percent:3d}%", file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="services.worker.convert", description="Convert a GGUF file into a model folder.")
+    parser = argparse.ArgumentParser(
+        prog="services.worker.convert", description="Convert a GGUF file into a model folder."
+    )
     parser.add_argument("source", type=Path, help="the GGUF file")
     parser.add_argument("destination", type=Path, help="the folder to make; must not exist")
     arguments = parser.parse_args(argv)

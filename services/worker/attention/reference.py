@@ -18,10 +18,7 @@ class ReferenceAttention:
         slots, indptr = batch.kv_slots()
         self._batch = batch
         self._new_slots = torch.from_numpy(batch.slots).to(device)
-        self._row_slots = [
-            torch.from_numpy(slots[begin:end]).to(device, torch.int64)
-            for begin, end in zip(indptr[:-1], indptr[1:], strict=True)
-        ]
+        self._row_slots = torch.from_numpy(slots).to(device, torch.int64).tensor_split(torch.from_numpy(indptr[1:-1]))
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert self._batch is not None, "plan comes first"
@@ -46,4 +43,5 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tenso
     distance = torch.arange(seq_len - num_new, seq_len)[:, None] - torch.arange(seq_len)[None, :]
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
     weights = scores.masked_fill(hidden.to(q.device), float("-inf")).softmax(dim=-1)
-    return (weights @ values).transpose(0, 1).to(q.dtype)
+    attended: Tensor = weights @ values
+    return attended.transpose(0, 1).to(q.dtype)

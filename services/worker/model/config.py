@@ -57,7 +57,9 @@ class ModelConfig:
         num_heads = _positive(config, "num_attention_heads")
         num_kv_heads = _positive(config, "num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
-            raise UnsupportedModel(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+            raise UnsupportedModel(
+                f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            )
         rope_theta, rope_scaling = _rope(config)
         return ModelConfig(
             architecture=architecture,
@@ -118,7 +120,9 @@ def _sliding_window(config: Mapping[str, Any], architecture: str) -> int | None:
     if kinds and kinds != uniform:
         raise UnsupportedModel(f"layer_types are {sorted(kinds)} with sliding_window {window}, supported is one kind")
     if window and architecture.startswith("Qwen") and config.get("max_window_layers", 0) > 0:
-        raise UnsupportedModel(f"max_window_layers is {config['max_window_layers']} with use_sliding_window, supported is 0")
+        raise UnsupportedModel(
+            f"max_window_layers is {config['max_window_layers']} with use_sliding_window, supported is 0"
+        )
     return None if window is None else int(window)
 
 

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.worker.attention.interface import AttentionBackend
-from services.worker.batch import ForwardBatch
+from services.worker.batch import ForwardBatch, Int64
 from services.worker.model.config import ModelConfig
 from services.worker.model.layer_ops import LayerOps
 from services.worker.model.linear import Linear, make_linear
-from services.worker.model.rotary import rotary_table
 from services.worker.model.weights import Weights
 
 
@@ -21,8 +20,7 @@ class Layer:
 
     attention_norm: Tensor
     qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    qk_norms: tuple[Tensor, Tensor] | None
     o: Linear
     mlp_norm: Tensor
     gate_up: Linear
@@ -59,38 +57,28 @@ class Decoder:
                 weights.take("lm_head.weight")
             self._lm_head = make_linear(self._embedding, None)
         weights.check_all_taken()
-        table = rotary_table(config.head_dim, config.context_len, config.rope_theta, config.rope_scaling)
-        self._rotary = table.to(device)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits float32 [S, vocab] of the tokens at `logit_index`; the KV of all new tokens is in the pool afterwards."""
-        ops, eps = self._ops, self.config.rms_norm_eps
+        config, ops = self.config, self._ops
         self._attention.plan(batch)
-        x = F.embedding(self._to_device(batch.token_ids), self._embedding)
-        rotary = self._rotary[self._to_device(batch.positions)]
-        wanted = self._to_device(batch.logit_index)
+        positions, wanted = self._to_device(batch.positions), self._to_device(batch.logit_index)
+        residual = F.embedding(self._to_device(batch.token_ids), self._embedding).float()
+        update: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(ops.rms_norm(x, layer.attention_norm, eps))
-            q, k, v = self._split_heads(qkv)
-            ops.rotate_(q, rotary, layer.q_norm, eps)
-            ops.rotate_(k, rotary, layer.k_norm, eps)
+            qkv = layer.qkv(ops.add_and_norm(residual, update, layer.attention_norm))
+            heads = qkv.view(len(qkv), -1, config.head_dim)
+            ops.rotate_(heads[:, : -config.num_kv_heads], config.num_heads, positions, layer.qk_norms)
+            q, k, v = heads.tensor_split((config.num_heads, config.num_heads + config.num_kv_heads), dim=1)
             attended = self._attention.run(index, q, k, v)
-            if index == len(self._layers) - 1:  # nothing looks at the other tokens any more
-                x, attended = x[wanted], attended[wanted]
-            x = layer.o(attended, residual=x)
-            hidden = ops.silu_and_mul(layer.gate_up(ops.rms_norm(x, layer.mlp_norm, eps)))
-            x = layer.down(hidden, residual=x)
-        return self._lm_head(ops.rms_norm(x, self._norm, eps)).float()
+            if index == config.num_layers - 1:  # nothing looks at the other tokens any more
+                residual, attended = residual[wanted], attended[wanted]
+            hidden = layer.gate_up(ops.add_and_norm(residual, layer.o(attended), layer.mlp_norm))
+            update = layer.down(ops.silu_and_mul(hidden))
+        return self._lm_head(ops.add_and_norm(residual, update, self._norm)).float()
 
-    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, q_size + 2 kv_size] -> three views [T, heads, head_dim]."""
-        config = self.config
-        heads = qkv.view(len(qkv), -1, config.head_dim)
-        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        return q, k, v
-
-    def _to_device(self, array: "torch.types.Storage") -> Tensor:
+    def _to_device(self, array: Int64) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
@@ -115,10 +103,12 @@ class _Loader:
         return Layer(
             attention_norm=self.tensor(f"{prefix}.input_layernorm.weight"),
             qkv=self.linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-            q_norm=self.tensor(f"{attention}.q_norm.weight") if qk_norm else None,
-            k_norm=self.tensor(f"{attention}.k_norm.weight") if qk_norm else None,
+            qk_norms=self._qk_norms(attention) if qk_norm else None,
             o=self.linear(f"{attention}.o_proj"),
             mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight"),
             gate_up=self.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
             down=self.linear(f"{mlp}.down_proj"),
         )
+
+    def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
+        return self.tensor(f"{attention}.q_norm.weight"), self.tensor(f"{attention}.k_norm.weight")

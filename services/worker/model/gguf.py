@@ -51,7 +51,9 @@ class GgufModel:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.architecture = str(self.metadata("general.architecture"))
         if self.architecture not in _ARCHITECTURES:
-            raise UnsupportedModel(f"general.architecture is {self.architecture!r}, supported are {list(_ARCHITECTURES)}")
+            raise UnsupportedModel(
+                f"general.architecture is {self.architecture!r}, supported are {list(_ARCHITECTURES)}"
+            )
         # The factors of rope_freqs are stated in the config, see _rope_scaling.
         self._stored_name = {_hf_name(name): name for name in self._tensors if name != _ROPE_FREQS}
         self.num_heads = int(self._of_arch("attention.head_count"))
@@ -97,7 +99,9 @@ class GgufModel:
             "torch_dtype": "float32",
         }
         if self.metadata(f"{self.architecture}.attention.sliding_window"):
-            raise UnsupportedModel(f"{self.architecture}.attention.sliding_window is set; convert from safetensors instead")
+            raise UnsupportedModel(
+                f"{self.architecture}.attention.sliding_window is set; convert from safetensors instead"
+            )
         if (scaling := self._rope_scaling(head_dim, config["rope_theta"])) is not None:
             config["rope_scaling"] = scaling
         for name in ("bos", "eos", "padding"):
@@ -110,7 +114,9 @@ class GgufModel:
         if kind == "linear":
             return {"rope_type": "linear", "factor": float(self._of_arch("rope.scaling.factor"))}
         if kind != "none":
-            raise UnsupportedModel(f"{self.architecture}.rope.scaling.type is {kind!r}, supported are 'none' and 'linear'")
+            raise UnsupportedModel(
+                f"{self.architecture}.rope.scaling.type is {kind!r}, supported are 'none' and 'linear'"
+            )
         if _ROPE_FREQS not in self._tensors:
             return None
         factors = self._dequantized(_ROPE_FREQS)

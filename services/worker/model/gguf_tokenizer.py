@@ -17,7 +17,8 @@ _TOKEN_TYPE_CONTROL = 3
 _TOKEN_TYPE_USER_DEFINED = 4
 
 _LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
@@ -58,7 +59,9 @@ def build_tokenizer(model: GgufModel) -> Tokenizer:
     tokens: list[str] = model.metadata("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in model.metadata("tokenizer.ggml.merges")]
     # Llama 3's vocabulary holds words that its merges do not reach.
-    bpe = BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=pre in ("llama-bpe", "llama3"))
+    bpe = BPE(
+        {token: index for index, token in enumerate(tokens)}, merges, ignore_merges=pre in ("llama-bpe", "llama3")
+    )
     tokenizer = Tokenizer(bpe)
     if pre == "qwen2":
         tokenizer.normalizer = NFC()
@@ -66,7 +69,9 @@ def build_tokenizer(model: GgufModel) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     kinds = model.metadata("tokenizer.ggml.token_type")
     for kind, is_special in ((_TOKEN_TYPE_CONTROL, True), (_TOKEN_TYPE_USER_DEFINED, False)):
-        added = [AddedToken(t, special=is_special, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind]
+        added = [
+            AddedToken(t, special=is_special, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind
+        ]
         tokenizer.add_special_tokens(added) if is_special else tokenizer.add_tokens(added)
     if (bos := _bos(model)) is not None:
         token, token_id = bos

@@ -8,16 +8,20 @@ from torch import Tensor
 
 
 class LayerOps(Protocol):
-    """Row by row: what a row becomes depends on that row alone."""
+    """Row by row: what a row becomes depends on that row alone.
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [T, n] over its root mean square, times weight [n]."""
+    The residual stream is float32 even where weights are bfloat16: it holds few numbers that are large and many that are
+    small, and it is added to twice a layer.
+    """
+
+    def add_and_norm(self, residual: Tensor, update: Tensor | None, weight: Tensor) -> Tensor:
+        """Add update [T, n] to residual float32 [T, n] in place; the sum over its root mean square, times weight [n]."""
         ...
 
-    def rotate_(self, heads: Tensor, rotary: Tensor, norm: Tensor | None, eps: float) -> None:
-        """Rotate heads [T, n, head_dim] in place by rotary float32 [T, head_dim] (cosines, then sines).
+    def rotate_(self, heads: Tensor, num_q_heads: int, positions: Tensor, norms: tuple[Tensor, Tensor] | None) -> None:
+        """Rotate q and k, side by side in heads [T, q + kv heads, head_dim], in place to positions int64 [T].
 
-        With `norm` [head_dim], each head goes through that RMS norm first.
+        With `norms`, each head of q and of k goes through an RMS norm by the first or second weight [head_dim] before.
         """
         ...
 
@@ -27,17 +31,32 @@ class LayerOps(Protocol):
 
 
 class TorchOps:
-    """Every device and dtype; on the CPU `attention.cpu` has faster ones."""
+    """For every device; on the CPU `CpuOps` is faster.
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
+    rotary_table   float32 [context_len, head_dim], cosines then sines
+    """
 
-    def rotate_(self, heads: Tensor, rotary: Tensor, norm: Tensor | None, eps: float) -> None:
-        x = heads.float() if norm is None else self.rms_norm(heads, norm, eps).float()
-        cos, sin = rotary[:, None].chunk(2, dim=-1)
+    def __init__(self, rotary_table: Tensor, rms_norm_eps: float) -> None:
+        self._rotary_table = rotary_table
+        self._eps = rms_norm_eps
+
+    def add_and_norm(self, residual: Tensor, update: Tensor | None, weight: Tensor) -> Tensor:
+        if update is not None:
+            residual += update
+        return self._norm(residual, weight).to(weight.dtype)
+
+    def rotate_(self, heads: Tensor, num_q_heads: int, positions: Tensor, norms: tuple[Tensor, Tensor] | None) -> None:
+        x = heads.float()
+        if norms is not None:
+            q, k = x[:, :num_q_heads], x[:, num_q_heads:]
+            x = torch.cat((self._norm(q, norms[0]), self._norm(k, norms[1])), dim=1)
+        cos, sin = self._rotary_table[positions][:, None].chunk(2, dim=-1)
         first, second = x.chunk(2, dim=-1)
         heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
         return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight.float(), self._eps)

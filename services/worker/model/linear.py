@@ -12,8 +12,8 @@ _ROWS_HINT = 16
 
 
 class Linear(Protocol):
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [T, in] -> x @ weight.T + bias (+ residual [T, out]), [T, out]."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> x @ weight.T + bias, [T, out]."""
         ...
 
 
@@ -23,7 +23,7 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def _packs(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -34,9 +34,8 @@ class PlainLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        out = F.linear(x, self._weight, self._bias)
-        return out if residual is None else out.add_(residual)
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
 
 
 class PackedLinear:
@@ -51,11 +50,8 @@ class PackedLinear:
         self._doubles_single_row = False
         self._doubles_single_row = not torch.equal(self(probe[:1]), self(probe)[:1])
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self._doubles_single_row and x.shape[0] == 1:
-            return self(x.expand(2, -1).contiguous(), None if residual is None else residual.expand(2, -1).contiguous())[:1]
-        if residual is None:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        else:
-            out = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, self._bias, "add")
+            return self(x.expand(2, -1).contiguous())[:1]
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return out

@@ -43,7 +43,9 @@ class Weights:
 
     def check_all_taken(self) -> None:
         if self._left:
-            raise UnsupportedModel(f"{len(self._left)} weights have no place in this decoder, one is {min(self._left)!r}")
+            raise UnsupportedModel(
+                f"{len(self._left)} weights have no place in this decoder, one is {min(self._left)!r}"
+            )
 
 
 class SafetensorsSource:
@@ -78,7 +80,9 @@ def open_model(path: Path) -> tuple[ModelConfig, Weights]:
         config = ModelConfig.from_hf(gguf.hf_config(), {"eos_token_id": list(gguf.end_token_ids())})
         return config, Weights(gguf)
     generation = path / "generation_config.json"
-    config = ModelConfig.from_hf(_read_json(path / "config.json"), _read_json(generation) if generation.is_file() else None)
+    config = ModelConfig.from_hf(
+        _read_json(path / "config.json"), _read_json(generation) if generation.is_file() else None
+    )
     return config, Weights(SafetensorsSource(path))
 
 

@@ -1,0 +1,197 @@
+# mypy: disable-error-code="untyped-decorator,no-any-return,no-untyped-def"
+"""What Numba lacks for kernels over raw memory: loads and stores at addresses, bfloat16, atomics, a vectorisable exp.
+
+Addresses are int64; indices count elements. All of these compile to a few instructions, most of them vectorised by LLVM.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import float32, int64, njit, types
+from numba.extending import intrinsic
+
+_I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _at(builder: Any, element: Any, address: Any, index: Any) -> Any:
+    return builder.gep(builder.inttoptr(address, element.as_pointer()), [index])
+
+
+@intrinsic
+def address_of(typingctx: Any, pointer: Any) -> Any:
+    """A void pointer as an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], _I64)
+
+    return int64(types.voidptr), codegen
+
+
+@intrinsic
+def load_i64(typingctx: Any, address: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_at(builder, _I64, *args))
+
+    return int64(int64, int64), codegen
+
+
+@intrinsic
+def load_i32(typingctx: Any, address: Any, index: Any) -> Any:
+    """An int32, as int64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sext(builder.load(_at(builder, _I32, *args)), _I64)
+
+    return int64(int64, int64), codegen
+
+
+@intrinsic
+def load_f32(typingctx: Any, address: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_at(builder, _F32, *args))
+
+    return float32(int64, int64), codegen
+
+
+@intrinsic
+def store_f32(typingctx: Any, address: Any, index: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], _at(builder, _F32, args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.void(int64, int64, float32), codegen
+
+
+@intrinsic
+def _load_bf16(typingctx: Any, address: Any, index: Any) -> Any:
+    """A bfloat16 is the upper half of a float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        half = builder.zext(builder.load(_at(builder, _I16, *args)), _I32)
+        return builder.bitcast(builder.shl(half, ir.Constant(_I32, 16)), _F32)
+
+    return float32(int64, int64), codegen
+
+
+@intrinsic
+def _store_bf16(typingctx: Any, address: Any, index: Any, value: Any) -> Any:
+    """Rounds to nearest, ties to even."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[2], _I32)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(_I32, 16)), ir.Constant(_I32, 1))
+        rounded = builder.add(bits, builder.add(odd, ir.Constant(_I32, 0x7FFF)))
+        half = builder.trunc(builder.lshr(rounded, ir.Constant(_I32, 16)), _I16)
+        builder.store(half, _at(builder, _I16, args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.void(int64, int64, float32), codegen
+
+
+@njit(inline="always")
+def load(address: int, index: int, is_bf16: bool) -> float:
+    """Element `index` of an array of bfloat16 or float32, as float32."""
+    if is_bf16:
+        return _load_bf16(address, index)
+    return load_f32(address, index)
+
+
+@njit(inline="always")
+def store(address: int, index: int, value: float, is_bf16: bool) -> None:
+    """Write a float32 into an array of bfloat16 or float32."""
+    if is_bf16:
+        _store_bf16(address, index, value)
+    else:
+        store_f32(address, index, value)
+
+
+@intrinsic
+def fetch_add(typingctx: Any, address: Any, index: Any, amount: Any) -> Any:
+    """Add atomically to an int64; the value before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _at(builder, _I64, args[0], args[1]), args[2], "acq_rel")
+
+    return int64(int64, int64, int64), codegen
+
+
+@intrinsic
+def _load_acquire(typingctx: Any, address: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_at(builder, _I64, *args), "acquire", 8)
+
+    return int64(int64, int64), codegen
+
+
+@njit
+def wait_until(address: int, index: int, target: int) -> None:
+    """Spin until the int64 has reached `target`: others have finished the items that they claimed."""
+    while _load_acquire(address, index) < target:
+        pass
+
+
+@intrinsic
+def sum_of(typingctx: Any, a: Any, b: Any) -> Any:
+    """a + b in a sum whose order is left to the compiler: what lets a reduction run in vector lanes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fadd(*args, flags=["reassoc", "contract"])
+
+    return float32(float32, float32), codegen
+
+
+@intrinsic
+def _nearest(typingctx: Any, value: Any) -> Any:
+    """The nearest integer, as float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.rint", [_F32]), args)
+
+    return float32(float32), codegen
+
+
+@intrinsic
+def _power_of_two(typingctx: Any, exponent: Any) -> Any:
+    """2 ** exponent for a float32 that holds an integer in [-126, 127]."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        biased = builder.add(builder.fptosi(args[0], _I32), ir.Constant(_I32, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(_I32, 23)), _F32)
+
+    return float32(float32), codegen
+
+
+@intrinsic
+def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return float32(float32, float32, float32), codegen
+
+
+_LOG2_E = np.float32(1.4426950408889634)
+_LOWEST = np.float32(-126.0)
+_HIGHEST = np.float32(126.0)
+_C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(math.log(2.0) ** k / math.factorial(k)) for k in range(8))
+
+
+@njit(inline="always")
+def exp_f32(x: float) -> float:
+    """e ** x within 2e-7 relative up to |x| = 87, clamped beyond: 2 ** n * 2 ** f, the latter by its Taylor series."""
+    t = x * _LOG2_E
+    t = t if t > _LOWEST else _LOWEST  # not max(): its care for NaN would keep the loop from being vectorised
+    t = t if t < _HIGHEST else _HIGHEST
+    n = _nearest(t)
+    f = t - n
+    p = fma(_C7, f, _C6)
+    p = fma(p, f, _C5)
+    p = fma(p, f, _C4)
+    p = fma(p, f, _C3)
+    p = fma(p, f, _C2)
+    p = fma(p, f, _C1)
+    p = fma(p, f, _C0)
+    return p * _power_of_two(n)
