@@ -73,13 +73,16 @@ class TokenizerActor(Service):
     async def run(self) -> None:
         """Answer until cancelled."""
         subject = subjects.tokenizer_encode(self.config.model)
-        with ThreadPoolExecutor(self.config.num_threads, thread_name_prefix="tokenizer") as threads:
+        threads = ThreadPoolExecutor(self.config.num_threads, thread_name_prefix="tokenizer")
+        try:
             async with asyncio.TaskGroup() as tasks:
                 for index in range(self.config.num_threads):
                     tasks.create_task(self._encode(threads), name=f"tokenizer {index}")
                 tasks.create_task(self._refuse(), name="tokenizer refusals")
                 self._subscription = await self._bus.subscribe(subject, self._take, queue=QUEUE_GROUP)
                 self._state = ServiceState.READY
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)  # to wait would block the loop behind a long text
 
     async def drain(self, timeout_s: float) -> None:
         """Leave the queue group and answer what was received."""

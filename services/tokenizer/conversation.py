@@ -19,6 +19,7 @@ class _Function(msgspec.Struct):
 
 class _Call(msgspec.Struct):
     function: _Function
+    id: str | None = None
 
 
 class _Shape(msgspec.Struct):
@@ -27,6 +28,7 @@ class _Shape(msgspec.Struct):
     role: str
     content: str | None = None
     tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
 
 
 _TOOLS_INTRODUCTION = """\
@@ -53,6 +55,8 @@ def prepare(
     prepared = [_plain(message) for message in messages]
     if traits.tool_calls:
         prepared = [_with_arguments(message, traits, placeholders) for message in prepared]
+        if traits.short_call_ids:
+            prepared = _with_short_ids(prepared)
     else:
         prepared = list(_written_out(prepared))
     if tools and not traits.tools:
@@ -82,6 +86,21 @@ def _with_arguments(message: Message, traits: TemplateTraits, placeholders: Plac
             arguments = placeholders.hold(arguments, unquoted=True)
         calls.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": calls}
+
+
+def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Calls numbered in nine digits, results likewise: who belongs to whom is all that the ids say."""
+    short: dict[Any, str] = {}
+
+    def shortened(item: Message, key: str) -> Message:
+        return {**item, key: short.setdefault(item[key], f"{len(short):09d}")} if key in item else item
+
+    renamed = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            message = {**message, "tool_calls": [shortened(call, "id") for call in calls]}
+        renamed.append(shortened(message, "tool_call_id"))
+    return renamed
 
 
 def _parsed(arguments: Any) -> dict[str, Any] | str:

@@ -45,3 +45,15 @@ TEXT_ARGUMENTS = """\
     {%- endfor %}
     {{- message['role'] + ': ' + message['content'] + '\\n' }}
 {%- endfor %}"""
+
+SHORT_IDS = """\
+{%- for message in messages %}
+    {%- for call in message.tool_calls or [] %}
+        {%- if call.id is not defined or call.id | length != 9 %}
+            {{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
+        {%- endif %}
+        {{- call.id + ':' + call.function | tojson + '\\n' }}
+    {%- endfor %}
+    {%- if message.role == 'tool' %}{{- message.tool_call_id + '=' }}{%- endif %}
+    {{- message.content + '\\n' }}
+{%- endfor %}"""

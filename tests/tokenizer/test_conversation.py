@@ -10,8 +10,8 @@ from tests.support import chat_templates
 
 NONCE = "31415926535897932384"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-ALL = TemplateTraits(system=True, tools=True, tool_calls=True, text_arguments=False)
-NONE = TemplateTraits(system=False, tools=False, tool_calls=False, text_arguments=False)
+ALL = TemplateTraits(system=True, tools=True, tool_calls=True, text_arguments=False, short_call_ids=False)
+NONE = TemplateTraits(system=False, tools=False, tool_calls=False, text_arguments=False, short_call_ids=False)
 
 
 def called(arguments):
@@ -33,10 +33,20 @@ def rendered(source, messages, tools=()):
 @pytest.mark.parametrize(
     ("source", "traits"),
     [
-        (chat_templates.CHATML, TemplateTraits(system=True, tools=False, tool_calls=False, text_arguments=False)),
+        (
+            chat_templates.CHATML,
+            TemplateTraits(system=True, tools=False, tool_calls=False, text_arguments=False, short_call_ids=False),
+        ),
         (chat_templates.WITH_TOOLS, ALL),
         (chat_templates.STRICT, NONE),
-        (chat_templates.TEXT_ARGUMENTS, TemplateTraits(system=True, tools=False, tool_calls=True, text_arguments=True)),
+        (
+            chat_templates.SHORT_IDS,
+            TemplateTraits(system=True, tools=False, tool_calls=True, text_arguments=False, short_call_ids=True),
+        ),
+        (
+            chat_templates.TEXT_ARGUMENTS,
+            TemplateTraits(system=True, tools=False, tool_calls=True, text_arguments=True, short_call_ids=False),
+        ),
     ],
 )
 def test_a_template_shows_what_it_can_do(source, traits):
@@ -72,13 +82,24 @@ def test_a_template_that_wants_text_gets_the_arguments_as_text():
         assert f"CALL add {shown}\n" in rendered(chat_templates.TEXT_ARGUMENTS, [called(arguments)])
 
 
+def test_ids_are_renumbered_for_a_template_that_takes_only_short_ones():
+    second = called('{"a": ')
+    second["tool_calls"][0]["id"] = "call_2"
+    results = [{"role": "tool", "tool_call_id": call_id, "content": call_id} for call_id in ("call_2", "c1")]
+    assert rendered(chat_templates.SHORT_IDS, [called({"a": 1}), second, *results]) == (
+        '000000000:{"name": "add", "arguments": {"a": 1}}\n\n000000001:{"name": "add", "arguments": {"a": }\n\n'
+        "000000001=call_2\n000000000=c1\n"
+    )
+
+
 def test_tools_go_to_a_template_that_renders_them():
     messages = [{"role": "user", "content": "q"}]
     assert prepare(messages, [TOOL], ALL, Placeholders(NONCE)) == (messages, [TOOL])
 
 
 @pytest.mark.parametrize(
-    "traits", [NONE, TemplateTraits(system=True, tools=False, tool_calls=False, text_arguments=False)]
+    "traits",
+    [NONE, TemplateTraits(system=True, tools=False, tool_calls=False, text_arguments=False, short_call_ids=False)],
 )
 def test_tools_are_described_where_the_template_has_no_place_for_them(traits):
     prepared, tools = prepare([{"role": "user", "content": "q"}], [TOOL], traits, Placeholders(NONCE))

@@ -1,6 +1,7 @@
 """One tool call written as a JSON object: finds its name and passes its arguments on while they are written."""
 
 import json
+import re
 from enum import Enum, auto
 
 from services.gateway.text.json_scanner import WHITESPACE, Expect, JsonScanner
@@ -30,6 +31,7 @@ _ROLE_OF_KEY = {
     "type": _Role.OTHER,
 }
 _FIRST_OF_ROLE = {_Role.NAME: '"', _Role.ARGUMENTS: "{"}
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _MEMBER_BEGINS = (Expect.KEY, Expect.KEY_OR_END)
 _PART_ENDED = (Expect.COLON, Expect.COMMA_OR_END, Expect.KEY)
 
@@ -59,6 +61,13 @@ class CallReader:
         """The arguments read since the last call, as the model writes them; control characters in strings are escaped."""
         taken, self._arguments = self._arguments, ""
         return taken
+
+    def num_plain(self, text: str, position: int) -> int:
+        """How many characters from `position` on are inside of a string of the arguments, with nothing special about them."""
+        if self._role is not _Role.ARGUMENTS or self._scanner.expect is not Expect.STRING:
+            return 0
+        plain = _PLAIN.match(text, position)
+        return 0 if plain is None else plain.end() - position
 
     def feed(self, character: str) -> Verdict:
         scanner = self._scanner

@@ -71,8 +71,14 @@ class ToolParser:
 
     def push(self, text: str) -> list[Delta]:
         """What `text` adds, neighbours joined."""
-        for character in text:
-            self._state(character)
+        position = 0
+        while position < len(text):
+            if num_plain := self._num_plain(text, position):
+                self._pass_on(text[position : position + num_plain])
+                position += num_plain
+            else:
+                self._state(text[position])
+                position += 1
         return self._take()
 
     def finish(self) -> list[Delta]:
@@ -84,6 +90,19 @@ class ToolParser:
     def _take(self) -> list[Delta]:
         deltas, self._deltas = merge(self._deltas), []
         return deltas
+
+    def _num_plain(self, text: str, position: int) -> int:
+        """How many characters from `position` on leave the state as it is: most of a text, taken without a look at each."""
+        if self._state == self._call:
+            return self._reader.num_plain(text, position) if self.is_call_open else 0
+        if self._state != self._content or self._raw or self._at_edge:
+            return 0
+        next_opener = text.find(self._format.opener[0], position)
+        return (next_opener if next_opener >= 0 else len(text)) - position
+
+    def _pass_on(self, text: str) -> None:
+        in_call = self._state == self._call
+        self._deltas.append(CallArguments(self.num_calls - 1, text) if in_call else Content(text))
 
     def _content(self, character: str) -> None:
         """Text, as long as no call begins. What could still be an opener is held, and so is space next to calls."""
