@@ -113,7 +113,8 @@ def run_services(services: Sequence[Hosted]) -> int:
     role = "+".join(hosted.role for hosted in services)
     try:
         telemetry.setup(config, role, config.instance)
-        asyncio.run(_run_services(services, name=f"{role} {config.instance}"))
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_run_services(services, name=f"{role} {config.instance}"))
     except Exception as error:
         causes = _causes(error)
         if all(isinstance(cause, StartupError) for cause in causes):
@@ -136,6 +137,15 @@ def _causes(error: Exception) -> list[Exception]:
     if isinstance(error, ExceptionGroup):
         return [cause for inner in error.exceptions for cause in _causes(inner)]
     return [error]
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (the gateway's extra): half the time per request on the bus, and HTTP gains more."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def _run_services(services: Sequence[Hosted], name: str) -> None:

@@ -108,7 +108,7 @@ async def test_a_drain_that_does_not_end_is_cut_off(nats_server: NatsServer) -> 
 async def test_a_signal_while_it_waits_for_nats_ends_the_start() -> None:
     async with process("nats://127.0.0.1:1", "--connect-timeout-s", "1000", "--log-level", "debug") as child:
         assert child.stderr is not None
-        while b"Connect call failed" not in await child.stderr.readline():
+        while b"NATS error" not in await child.stderr.readline():
             pass
         child.send_signal(signal.SIGTERM)
         assert (await outcome(child))[0] == 0

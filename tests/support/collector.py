@@ -4,7 +4,7 @@ import asyncio
 
 from shared.bus import Delivery
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 """How long a test waits for what must happen; only a failing test waits that long."""
 
 
