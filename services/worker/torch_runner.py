@@ -1,6 +1,7 @@
 """Runs steps with a model: batch, forward pass, logprobs, sampling."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -42,35 +43,28 @@ class TorchRunner:
 
 
 def _sample(logits: Tensor, rows: Sequence[RowPlan]) -> Sampled:
-    """logits: float32 [S, vocab], the wanted ones of each row in order."""
-    sampling: list[RowPlan] = []
-    last_logits: list[int] = []
-    scored: list[tuple[int, int]] = []  # (row, first of its logits)
-    first = 0
-    for index, row in enumerate(rows):
-        if row.scores:
-            scored.append((index, first))
-        first += row.num_logits
-        if row.samples:
-            sampling.append(row)
-            last_logits.append(first - 1)
-    assert first == len(logits), f"{len(logits)} rows of logits, {first} were asked for"
-    if not sampling and not scored:
-        return Sampled(())
+    """logits: float32 [S, vocab], the wanted ones of each row in order; scratch space afterwards."""
+    ends = list(accumulate(row.num_logits for row in rows))
+    assert (ends[-1] if ends else 0) == len(logits), f"{len(logits)} rows of logits, {ends[-1]} were asked for"
     # Sampling works in place; logprobs are of the logits as the model gave them.
-    own = {index: logits[first : first + rows[index].num_logits].clone() for index, first in scored}
-    everything = len(last_logits) == len(logits)
-    chosen = choose_tokens(
-        logits if everything else logits[torch.tensor(last_logits, device=logits.device)],
-        [SampleRow(row.sequence.controls, row.end) for row in sampling],
-    )
-    token_of = dict(zip((id(row) for row in sampling), chosen.token_ids, strict=True))
-    row_index = [index for index, row in enumerate(rows) if row.samples]
-    return Sampled(
-        chosen.token_ids,
-        failures={row_index[place]: message for place, message in chosen.failures.items()},
-        scores={index: _scores(own[index], rows[index], token_of.get(id(rows[index]))) for index, _ in scored},
-    )
+    scored = {
+        index: logits[end - row.num_logits : end].clone()
+        for index, (row, end) in enumerate(zip(rows, ends, strict=True))
+        if row.scores
+    }
+    sampling = [index for index, row in enumerate(rows) if row.samples]
+    token_ids: dict[int, int] = {}
+    failures: dict[int, str] = {}
+    if sampling:
+        last = [ends[index] - 1 for index in sampling]
+        chosen = choose_tokens(
+            logits if len(last) == len(logits) else logits[last],
+            [SampleRow(rows[index].sequence.controls, rows[index].end) for index in sampling],
+        )
+        token_ids = dict(zip(sampling, chosen.token_ids, strict=True))
+        failures = {sampling[place]: message for place, message in chosen.failures.items()}
+    scores = {index: _scores(own, rows[index], token_ids.get(index)) for index, own in scored.items()}
+    return Sampled(list(token_ids.values()), failures, scores)
 
 
 def _scores(logits: Tensor, row: RowPlan, token: int | None) -> TokenScores:
@@ -99,6 +93,7 @@ def open_torch_runner(config: WorkerConfig) -> TorchRunner:
             slot_bytes=kv_bytes_per_slot(model_config, dtype),
             available_bytes=_available_bytes(device) - _weight_bytes(path),
         )
+        limits = _limits(config, model_config, num_slots)
         model = load_model(path, dtype=dtype, device=device, num_slots=num_slots, attention=_attention(config, device))
     except FileNotFoundError as error:
         raise StartupError(
@@ -106,7 +101,7 @@ def open_torch_runner(config: WorkerConfig) -> TorchRunner:
         ) from error
     except (UnsupportedModel, ValueError) as error:
         raise StartupError(f"model_path {config.model_path!r}: {error}") from error
-    return TorchRunner(model, _limits(config, model_config, num_slots))
+    return TorchRunner(model, limits)
 
 
 def _limits(config: WorkerConfig, model: ModelConfig, num_slots: int) -> ModelLimits:

@@ -16,6 +16,9 @@ from services.worker.sampling.controls import SamplingControls
 from services.worker.sampling.counter_random import uniforms
 from services.worker.sampling.truncation import thresholds
 
+ROWS_AT_ONCE = 4
+"""Rows drawn together on a CPU: as many as its caches hold while the pass goes over their logits several times."""
+
 BLOCK = 256
 """Weights per block of the two-level inverse CDF."""
 
@@ -50,12 +53,10 @@ def choose_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Chosen:
     largest = logits.gather(1, token_ids.unsqueeze(1))
     drawn = [index for index, row in enumerate(rows) if not row.controls.greedy]
     failures = _failures(largest)
-    if drawn:
-        if len(drawn) == len(rows):
-            token_ids = _draw(logits, largest, rows)
-        else:
-            index = torch.tensor(drawn, device=logits.device)
-            token_ids[index] = _draw(logits[index], largest[index], [rows[i] for i in drawn])
+    group = ROWS_AT_ONCE if logits.device.type == "cpu" else max(1, len(drawn))
+    for start in range(0, len(drawn), group):
+        index = drawn[start : start + group]
+        token_ids[index] = _draw(logits[index], largest[index], [rows[i] for i in index])
     return Chosen(token_ids.tolist(), failures)
 
 

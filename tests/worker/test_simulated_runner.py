@@ -1,0 +1,58 @@
+import numpy as np
+
+from services.worker.core import WorkerCore
+from services.worker.runner import ModelLimits
+from services.worker.simulated_runner import SimulatedRunner
+from shared.messages.packing import unpack_float32
+from shared.messages.sampling import SamplingParams
+from tests.support.worker_steps import new_sequence, rows, step
+
+LIMITS = ModelLimits(num_slots=1000, context_len=200, vocab_size=50, end_token_ids=(0, 7))
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def generate(sampling, num_tokens, prompt=(5, 6)):
+    clock = Clock()
+    runner, core = SimulatedRunner(LIMITS, 0.005, lambda: clock.now, clock.sleep), WorkerCore(LIMITS)
+    admit = [new_sequence(1, prompt, sampling=sampling)]
+    results = [core_step(core, runner, step(1, admit=admit, extend=[(1, len(prompt))]))]
+    results += [core_step(core, runner, step(seq, decode=[1])) for seq in range(2, num_tokens + 1)]
+    return results, clock
+
+
+def core_step(core, runner, message):
+    return core.commit(runner.run(core.plan(message)))
+
+
+def tokens_of(results):
+    return [rows(result)[0].tokens[0] for result in results]
+
+
+def test_a_step_takes_the_time_it_is_told():
+    _, clock = generate(SamplingParams(), 4)
+    assert np.allclose(clock.slept, [0.005] * 4)
+
+
+def test_tokens_are_a_function_of_seed_and_position_and_never_end_the_text():
+    first, second = (tokens_of(generate(SamplingParams(seed=seed), 100)[0]) for seed in (1, 2))
+    assert first == tokens_of(generate(SamplingParams(seed=1), 100)[0])
+    assert first != second
+    assert set(first).isdisjoint(LIMITS.end_token_ids)
+    assert len(set(first)) > 30
+
+
+def test_its_one_possible_token_has_logprob_zero():
+    sampling = SamplingParams(num_logprobs=5, prompt_logprobs_start=0)
+    result = generate(sampling, 1, prompt=(5, 6, 9))[0][0]
+    assert unpack_float32(result.logprobs[1].chosen) == [0]
+    assert unpack_float32(result.prompt_logprobs[1].chosen) == [0, 0]
+    assert result.logprobs[1].num_top == 1
