@@ -55,10 +55,11 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True, tag="compiled"):
 
 
 class ConstraintRefused(msgspec.Struct, frozen=True, kw_only=True, tag="constraint_refused"):
-    """HTTP 400: what cannot be enforced, and where."""
+    """HTTP 400: what cannot be enforced, and where. With `retry_after_s` nothing is wrong but the moment: HTTP 503."""
 
     message: str
     param: str | None = None
+    retry_after_s: float | None = None
 
 
 unpack_compile = msgspec.msgpack.Decoder(Compile).decode

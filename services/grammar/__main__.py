@@ -1,0 +1,22 @@
+"""`python -m services.grammar`: one grammar service, or one more."""
+
+import sys
+
+from services.grammar.actor import GrammarActor
+from services.grammar.config import GrammarConfig
+from shared.bus import Bus
+from shared.config import ConfigError
+from shared.service import main
+
+CONFIG = GrammarConfig
+
+
+async def build(config: GrammarConfig, bus: Bus) -> GrammarActor:
+    """Raises ConfigError without a model: grammars are vetted with its tokenizer."""
+    if not config.model_path:
+        raise ConfigError("model_path: the grammar service needs the model's folder")
+    return GrammarActor(config, bus)
+
+
+if __name__ == "__main__":
+    sys.exit(main(GrammarActor.role, CONFIG, build))
