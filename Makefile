@@ -3,6 +3,7 @@
 #   make serve ARGS="--port 18000"    start a server with all services
 #   make test                         fast tests;  make test-slow: the long ones
 #   make check                        lint and fast tests
+#   make sim SEED=17                  one history of the simulation;  make bench: the figures of the engine's parts
 
 PYTHON ?= python3
 ARGS ?=
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .PHONY: help serve chat test test-slow lint check bench sim format clean
 
 help:
-	@sed -n '3,5s/^#  //p' Makefile
+	@sed -n '3,6s/^#  //p' Makefile
 
 # ---- environments: one folder, two depths
 
@@ -44,7 +45,7 @@ test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 sim: .venv/.dev
-	$(BIN)/python -m pytest tests/simulation $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(BIN)/python -m pytest tests/simulation $(if $(SEED),-k '[$(SEED)]') $(ARGS)
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .
@@ -54,8 +55,9 @@ lint: .venv/.dev
 
 check: lint test
 
+BENCHMARKS := $(filter-out machine,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
 bench: .venv/.dev
-	$(BIN)/python -m benchmarks $(ARGS)
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 format: .venv/.dev
 	$(BIN)/ruff format .
