@@ -15,6 +15,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from services.scheduler.extents import Extent, Extents
+from services.scheduler.radix_node import TokenIds
 from services.scheduler.radix_tree import RadixTree
 from services.scheduler.slot_pool import SlotPool
 
@@ -47,7 +48,7 @@ class Bench:
         self.tree = RadixTree()
         self.pool = SlotPool(3 * num_tokens)
         self.now_step = 0
-        self.prompts: list[np.ndarray] = []
+        self.prompts: list[TokenIds] = []
         systems = [self.random_tokens(SYSTEM_LEN) for _ in range(8)]
         while self.tree.num_slots < num_tokens:
             tokens = systems[len(self.prompts) % len(systems)]
@@ -57,10 +58,10 @@ class Bench:
             self.prompts.append(tokens[:PROMPT_LEN])
         self.tree.take_events()
 
-    def random_tokens(self, num: int) -> np.ndarray:
+    def random_tokens(self, num: int) -> TokenIds:
         return self.draw.integers(0, VOCAB, num, dtype=np.int32)
 
-    def insert(self, tokens: np.ndarray) -> None:
+    def insert(self, tokens: TokenIds) -> None:
         self.now_step += 1
         match = self.tree.match_prefix("", tokens, len(tokens), self.now_step)
         self.tree.insert("", tokens, match.extents + scattered(self.pool, len(tokens) - match.length), self.now_step)

@@ -65,6 +65,7 @@ class RadixTree:
 
         A node in which the match ends is split, so that the lock will hold the matched tokens and no others.
         """
+        assert limit >= 0
         node, length = self._reach(namespace, tokens[:limit])
         return Match(node, length, self._use(node, now_step))
 

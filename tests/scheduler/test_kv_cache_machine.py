@@ -67,7 +67,7 @@ class KvCacheMachine(RuleBasedStateMachine):
 
 TestKvCacheMachine = KvCacheMachine.TestCase
 TestKvCacheMachine.settings = settings(
-    max_examples=800, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=600, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

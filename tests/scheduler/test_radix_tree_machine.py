@@ -12,9 +12,10 @@ from tests.support.radix_model import TreeWorld
 NUM_SLOTS = 40
 
 namespaces = st.sampled_from(["", "a"])
-seeds = st.integers(0, 15)
-cuts = st.integers(0, 12)
-runs = st.lists(st.integers(0, 2), max_size=6)
+seeds = st.integers(0, 7)
+cuts = st.just(NUM_SLOTS) | st.integers(0, 12)
+runs = st.just([]) | st.lists(st.integers(0, 2), max_size=6)
+limits = st.just(NUM_SLOTS) | st.integers(0, 12)
 
 
 class RadixTreeMachine(RuleBasedStateMachine):
@@ -26,7 +27,7 @@ class RadixTreeMachine(RuleBasedStateMachine):
     def insert(self, namespace: str, seed: int, cut: int, more: list[int], lock: bool) -> None:
         self.world.insert(namespace, self.world.tokens(seed, cut, more), lock)
 
-    @rule(namespace=namespaces, seed=seeds, cut=cuts, more=runs, limit=st.integers(0, 18), lock=st.booleans())
+    @rule(namespace=namespaces, seed=seeds, cut=cuts, more=runs, limit=limits, lock=st.booleans())
     def match(self, namespace: str, seed: int, cut: int, more: list[int], limit: int, lock: bool) -> None:
         self.world.match(namespace, self.world.tokens(seed, cut, more), limit, lock)
 
@@ -42,13 +43,12 @@ class RadixTreeMachine(RuleBasedStateMachine):
     def tick(self) -> None:
         self.world.tick()
 
-    @rule()
-    def clear_unlocked(self) -> None:
-        self.world.clear_unlocked()
-
-    @rule()
-    def reset(self) -> None:
-        self.world.reset()
+    @rule(everything=st.booleans())
+    def clear(self, everything: bool) -> None:
+        if everything:
+            self.world.reset()
+        else:
+            self.world.clear_unlocked()
 
     @rule()
     def take_events(self) -> None:
@@ -69,7 +69,7 @@ class RadixTreeMachine(RuleBasedStateMachine):
 
 TestRadixTreeMachine = RadixTreeMachine.TestCase
 TestRadixTreeMachine.settings = settings(
-    max_examples=800, stateful_step_count=16, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=900, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -131,7 +131,7 @@ class SlotPoolMachine(RuleBasedStateMachine):
 
 TestSlotPoolMachine = SlotPoolMachine.TestCase
 TestSlotPoolMachine.settings = settings(
-    max_examples=700, stateful_step_count=16, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=700, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.scheduler.extents import Extent, Extents, extend, slice_extents, total
+from services.scheduler.radix_node import TokenIds
 from services.scheduler.radix_tree import RadixNode, RadixTree
 from services.scheduler.slot_pool import OutOfSlots, SlotPool
 from shared.kv_hashes import block_hashes
@@ -19,7 +20,7 @@ def slots_of(extents: Iterable[Extent]) -> list[int]:
     return [slot for start, length in extents for slot in range(start, start + length)]
 
 
-def token_array(tokens: Iterable[int]) -> np.ndarray:
+def token_array(tokens: Iterable[int]) -> TokenIds:
     return np.fromiter(tokens, np.int32)
 
 
@@ -97,7 +98,7 @@ class TreeWorld:
     def tokens(self, seed: int, cut: int, more: Iterable[int]) -> Tokens:
         """A part of an earlier sequence, continued: so that prefixes are shared."""
         tokens = (*self.known[seed % len(self.known)][:cut], *more)
-        self.known = [*self.known[-15:], tokens]
+        self.known = [*self.known[-7:], tokens]
         return tokens
 
     def tick(self) -> None:
