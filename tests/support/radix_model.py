@@ -64,7 +64,7 @@ class PrefixModel:
 
     def evict(self, num: int) -> list[int]:
         """Token by token, the least recently used end of a sequence each time, the oldest insertion among equals."""
-        freed = []
+        freed: list[int] = []
         evictable = self.evictable()
         while len(freed) < num and evictable:
             inner = {(namespace, tokens[:-1]) for namespace, tokens in self.cached}
