@@ -18,6 +18,7 @@ class ModelConfig:
 
     sliding_window  a token sees this many tokens, itself included; None: all before it
     rope_scaling    "rope_type" and its numbers; empty for plain rotary embedding
+    dtype           the checkpoint's own, such as "bfloat16"
     """
 
     architecture: str
@@ -36,6 +37,7 @@ class ModelConfig:
     qk_norm: bool
     tie_embeddings: bool
     end_token_ids: tuple[int, ...]
+    dtype: str
 
     @property
     def q_size(self) -> int:
@@ -78,6 +80,7 @@ class ModelConfig:
             qk_norm=architecture == "Qwen3ForCausalLM",
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             end_token_ids=_end_token_ids(config, generation_config or {}),
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         )
 
 

@@ -59,7 +59,7 @@ class SafetensorsSource:
             names = ["model.safetensors"]
         self._file_of: dict[str, Any] = {}
         for file_name in names:
-            opened = safe_open(folder / file_name, framework="pt")
+            opened: Any = safe_open(folder / file_name, framework="pt")
             self._file_of.update(dict.fromkeys(opened.keys(), opened))
 
     def names(self) -> list[str]:
