@@ -42,25 +42,28 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE)),
-    "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, tie_word_embeddings=True)),
-    "llama-biased": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, attention_bias=True, mlp_bias=True)),
-    "llama3-rope": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, rope_parameters=dict(_LLAMA3_ROPE))),
-    "linear-rope": lambda: LlamaForCausalLM(
-        LlamaConfig(**_SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
+TINY_MODELS: dict[str, Callable[[dict[str, Any]], PreTrainedModel]] = {
+    "llama": lambda shape: LlamaForCausalLM(LlamaConfig(**shape)),
+    "llama-tied": lambda shape: LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)),
+    "llama-biased": lambda shape: LlamaForCausalLM(LlamaConfig(**shape, attention_bias=True, mlp_bias=True)),
+    "llama3-rope": lambda shape: LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=dict(_LLAMA3_ROPE))),
+    "linear-rope": lambda shape: LlamaForCausalLM(
+        LlamaConfig(**shape, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
     ),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=None)),
-    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=21)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE)),
+    "mistral": lambda shape: MistralForCausalLM(MistralConfig(**shape, sliding_window=None)),
+    "mistral-window": lambda shape: MistralForCausalLM(MistralConfig(**shape, sliding_window=21)),
+    "qwen2": lambda shape: Qwen2ForCausalLM(Qwen2Config(**shape)),
+    "qwen3": lambda shape: Qwen3ForCausalLM(Qwen3Config(**shape)),
 }
 
 
-def tiny_model(name: str) -> PreTrainedModel:
-    """A model of that name in float32, the same each time; every weight is random, norms and biases too."""
+def tiny_model(name: str, **shape: Any) -> PreTrainedModel:
+    """A model of that name in float32, the same each time; every weight is random, norms and biases too.
+
+    `shape` overrides the usual numbers.
+    """
     torch.manual_seed(sum(map(ord, name)))
-    model = TINY_MODELS[name]().eval()
+    model = TINY_MODELS[name](_SHAPE | shape).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name:
