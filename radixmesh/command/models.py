@@ -1,11 +1,13 @@
 """`radixmesh models`: the models known by name, and fetching one ahead of time."""
 
+from pathlib import Path
+
 import click
 from rich.console import Console
 from rich.table import Table
 
 from radixmesh.models.registry import KNOWN_MODELS
-from radixmesh.models.store import ModelStore, cache_root
+from radixmesh.models.store import ModelStore, cache_root, point_to
 
 
 def open_store(console: Console) -> ModelStore:
@@ -35,10 +37,14 @@ def list_command() -> None:
 
 @models_command.command("pull")
 @click.argument("model")
-def pull_command(model: str) -> None:
+@click.option("--link", type=click.Path(path_type=Path), help="Also let this path lead to the model's folder.")
+def pull_command(model: str, link: Path | None) -> None:
     """Fetch MODEL and convert it if need be; print the folder it is in."""
     from radixmesh.models.progress import Display
     from radixmesh.models.resolve import resolve_model
 
     console = Console(stderr=True)
-    click.echo(resolve_model(model, open_store(console), Display(console)).folder)
+    folder = resolve_model(model, open_store(console), Display(console)).folder
+    if link is not None:
+        point_to(link, folder)
+    click.echo(folder)

@@ -29,6 +29,18 @@ def missing_files(folder: Path) -> list[str]:
     return missing
 
 
+def point_to(link: Path, folder: Path) -> None:
+    """Make `link` lead to `folder`, in one step for whoever looks. Raises CommandError when something else lies there."""
+    if link.exists() and not link.is_symlink():
+        raise CommandError(f"{link} exists and is no link")
+    fresh = link.with_name(f".{link.name}.{os.getpid()}")
+    try:
+        fresh.symlink_to(folder)
+        fresh.replace(link)
+    except OSError as error:
+        raise CommandError(f"cannot write {link}: {error.strerror}") from error
+
+
 class ModelStore:
     """Converted models by key, each in `<root>/models/<key>`.
 
