@@ -138,13 +138,13 @@ class AnsweredFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 class AnsweredCall(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    function: AnsweredFunction
     type: Literal["function"] = "function"
+    function: AnsweredFunction
 
 
 class AnsweredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    content: str | None
     role: Literal["assistant"] = "assistant"
+    content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[AnsweredCall] | UnsetType = UNSET
@@ -162,11 +162,11 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -201,8 +201,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     """`usage` appears with `stream_options.include_usage` alone: null, and the numbers in a last chunk without choices."""
 
     id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

@@ -39,8 +39,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-    object: Literal["text_completion"] = "text_completion"

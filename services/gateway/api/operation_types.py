@@ -16,16 +16,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    object: str = "model"
     created: int
     max_model_len: int
     root: str
     owned_by: str = "radixmesh"
-    object: str = "model"
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    data: list[ModelCard]
     object: str = "list"
+    data: list[ModelCard]
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
