@@ -15,6 +15,7 @@ from services.scheduler.kv_feed import KvFeed
 from services.scheduler.outbox import Outbox
 from services.scheduler.planner import Planner, Row
 from services.scheduler.refusal import refusal
+from services.scheduler.reports import load_report, usage_record
 from services.scheduler.request import Request
 from services.scheduler.settings import Settings
 from services.scheduler.step_window import StepWindow
@@ -112,26 +113,7 @@ class SchedulerCore:
         return not self.requests and not len(self.window)
 
     def load(self) -> Load:
-        waiting, running = self.waiting, self.planner.running
-        uncached = sum(request.seq_len - request.match_len for request in waiting)
-        uncached += sum(request.prefill_left for request in running.values())
-        cache = self.cache
-        return Load(
-            replica_id=self.settings.replica_id,
-            epoch=self.epoch,
-            num_running_reqs=len(running),
-            num_waiting_reqs=len(waiting),
-            num_uncached_tokens=uncached,
-            num_used_slots=cache.num_used_slots if cache else 0,
-            num_cached_slots=cache.tree.num_slots if cache else 0,
-            num_slots=cache.pool.num_slots if cache else 0,
-            accepting=cache is not None and not self.is_draining,
-            num_retracted_reqs=self.planner.num_retracted_reqs,
-            num_steps=self.num_steps,
-            max_total_tokens=self._max_total_tokens,
-            executor_wait_us=self.executor_wait_us,
-            executor_run_us=self.executor_run_us,
-        )
+        return load_report(self)
 
     def kv_snapshot(self) -> KvSnapshot:
         """What is cached, as of the last KvEvents."""
@@ -140,7 +122,7 @@ class SchedulerCore:
     # ---------------------------------------------------------------- requests come and go
 
     @property
-    def _max_total_tokens(self) -> int:
+    def max_total_tokens(self) -> int:
         """The longest sequence that context and pool can hold, prompt and output together."""
         return min(self.lease.context_len, self.lease.num_slots) if self.lease else 0
 
@@ -154,7 +136,7 @@ class SchedulerCore:
                 submit=submit,
                 tokens=TokenBuffer(submit.prompt + submit.resumed),
                 prompt_len=prompt_len,
-                max_new_tokens=min(submit.max_new_tokens, self._max_total_tokens - prompt_len),
+                max_new_tokens=min(submit.max_new_tokens, self.max_total_tokens - prompt_len),
                 arrived_ms=now_ms,
             )
             self.requests[submit.request_id] = request
@@ -172,8 +154,8 @@ class SchedulerCore:
         if len(self.waiting) >= self.settings.max_waiting_reqs:
             message = f"{len(self.waiting)} requests are waiting, the limit is {self.settings.max_waiting_reqs}"
             return Rejected(code=RejectCode.QUEUE_FULL, message=message, retry_after_s=1.0)
-        limit_of = "context" if self._max_total_tokens == self.lease.context_len else "KV pool"
-        return refusal(submit, self._max_total_tokens, limit_of, now_ms)
+        limit_of = "context" if self.max_total_tokens == self.lease.context_len else "KV pool"
+        return refusal(submit, self.max_total_tokens, limit_of, now_ms)
 
     def _end_early(self, request_id: str, reason: FinishReason, now_ms: int, num_tokens: int | None = None) -> None:
         # An unknown request has ended by itself: the message trailed its finish.
@@ -211,7 +193,7 @@ class SchedulerCore:
         )
         self._outbox.emit(request.submit.gateway_id, emission)
         self._history.add(Ended(request.tokens.pack(request.prompt_len), emission))
-        self._outbox.add(_usage(request, num_counted, now_ms, error))
+        self._outbox.add(usage_record(request, num_counted, now_ms, error))
         self._next_load_ms = now_ms
 
     def _resync(self, message: Resync) -> None:
@@ -358,11 +340,11 @@ class SchedulerCore:
         self._last_seq = 0
         self._outbox.add(ev.PublishKv(self._kv_feed.cleared(self.epoch)))
         for request in list(self.waiting):
-            if request.seq_len >= self._max_total_tokens:
-                error = f"{request.seq_len} tokens do not fit the new worker, which holds {self._max_total_tokens}"
+            if request.seq_len >= self.max_total_tokens:
+                error = f"{request.seq_len} tokens do not fit the new worker, which holds {self.max_total_tokens}"
                 self._finish(request, FinishReason.ERROR, now_ms, error=error)
             else:
-                request.max_new_tokens = min(request.max_new_tokens, self._max_total_tokens - request.prompt_len)
+                request.max_new_tokens = min(request.max_new_tokens, self.max_total_tokens - request.prompt_len)
         self._next_load_ms = now_ms
 
     def _worker_lost(self, now_ms: int) -> None:
@@ -398,21 +380,3 @@ class SchedulerCore:
         if now_ms >= self._next_load_ms:
             self._next_load_ms = now_ms + self.settings.load_interval_ms
             self._outbox.add(ev.PublishLoad(self.load()))
-
-
-def _usage(request: Request, num_counted: int | None, now_ms: int, error: str | None) -> ev.RecordUsage:
-    assert request.finish is not None
-    return ev.RecordUsage(
-        request_id=request.request_id,
-        finish=request.finish,
-        prompt_tokens=request.prompt_len,
-        cached_tokens=request.cached_tokens or 0,
-        generated_tokens=request.num_generated if num_counted is None else num_counted,
-        num_retractions=request.num_retractions,
-        arrived_ms=request.arrived_ms,
-        admitted_ms=request.admitted_ms,
-        first_token_ms=request.first_token_ms,
-        ended_ms=now_ms,
-        trace=request.submit.trace,
-        error=error,
-    )

@@ -1,0 +1,52 @@
+"""What the core says of itself and of the requests that ended."""
+
+from typing import TYPE_CHECKING
+
+from services.scheduler.events import RecordUsage
+from services.scheduler.request import Request
+from shared.messages.cluster import Load
+
+if TYPE_CHECKING:
+    from services.scheduler.core import SchedulerCore
+
+
+def load_report(core: "SchedulerCore") -> Load:
+    """The load as routers and gateways hear it."""
+    waiting, running, cache = core.waiting, core.planner.running, core.cache
+    uncached = sum(request.seq_len - request.match_len for request in waiting)
+    uncached += sum(request.prefill_left for request in running.values())
+    return Load(
+        replica_id=core.settings.replica_id,
+        epoch=core.epoch,
+        num_running_reqs=len(running),
+        num_waiting_reqs=len(waiting),
+        num_uncached_tokens=uncached,
+        num_used_slots=cache.num_used_slots if cache else 0,
+        num_cached_slots=cache.tree.num_slots if cache else 0,
+        num_slots=cache.pool.num_slots if cache else 0,
+        accepting=cache is not None and not core.is_draining,
+        num_retracted_reqs=core.planner.num_retracted_reqs,
+        num_steps=core.num_steps,
+        max_total_tokens=core.max_total_tokens,
+        executor_wait_us=core.executor_wait_us,
+        executor_run_us=core.executor_run_us,
+    )
+
+
+def usage_record(request: Request, num_counted: int | None, now_ms: int, error: str | None) -> RecordUsage:
+    """What a request that has ended used; `num_counted` generated tokens, when the gateway cut the rest."""
+    assert request.finish is not None
+    return RecordUsage(
+        request_id=request.request_id,
+        finish=request.finish,
+        prompt_tokens=request.prompt_len,
+        cached_tokens=request.cached_tokens or 0,
+        generated_tokens=request.num_generated if num_counted is None else num_counted,
+        num_retractions=request.num_retractions,
+        arrived_ms=request.arrived_ms,
+        admitted_ms=request.admitted_ms,
+        first_token_ms=request.first_token_ms,
+        ended_ms=now_ms,
+        trace=request.submit.trace,
+        error=error,
+    )
