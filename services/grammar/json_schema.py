@@ -6,6 +6,8 @@ is accounted for here: kept, rewritten into others that mean the same, dropped b
 """
 
 import math
+import re
+from decimal import Decimal
 from typing import Any, Final
 
 from services.grammar.config import Limits
@@ -26,6 +28,13 @@ from services.grammar.refusal import Refusal
 
 MAX_EXACT_INTEGER: Final = 2**53
 """Numbers are doubles in llguidance: larger integers are not told from their neighbours."""
+
+MAX_DIGITS: Final = 15
+MAX_EXPONENT: Final = 22
+"""llguidance reads decimals of this size exactly, and may miss others by the last digit."""
+
+_UNWRITABLE: Final = re.compile(r"[\x00-\x07\x0B\x0E-\x1F\x7F]")
+"""Characters that JSON text can only hold as `\\uXXXX`, which is not written here (see `lark`); llguidance would leave them out."""
 
 _MISSING: Final = object()
 Schema = dict[str, Any] | bool
@@ -249,8 +258,11 @@ class _Normaliser:
         """A value that must appear as written."""
         self._count(path, depth)
         match value:
-            case bool() | None | str():
+            case bool() | None:
                 pass
+            case str():
+                if found := _UNWRITABLE.search(value):
+                    raise Refusal(f"{path} contains the control character {found.group()!r}, which cannot be enforced")
             case int() | float():
                 _number(value, "", path)
             case list() | tuple():
@@ -312,6 +324,11 @@ def _number(value: Any, keyword: str, path: str) -> float:
         raise Refusal(f"{name} must be finite")
     if abs(value) > MAX_EXACT_INTEGER:
         raise Refusal(f"{name} is beyond 2^53, where numbers cannot be told apart")
+    if isinstance(value, float):
+        _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+        assert isinstance(exponent, int), "the number is finite"
+        if len(digits) > MAX_DIGITS or exponent < -MAX_EXPONENT:
+            raise Refusal(f"{name} has too many digits, the limit is {MAX_DIGITS}: it cannot be enforced exactly")
     return value
 
 
