@@ -61,6 +61,7 @@ class GrammarActor(Service):
             "num_waiting": self._num_open,
             "num_cached": len(self._cache),
             "num_cached_bytes": self._cache.num_bytes,
+            "num_vetted": self._pool.num_vetted,
             "num_killed": self._pool.num_killed,
         }
 

@@ -2,6 +2,9 @@ r"""Regular expressions of JSON Schema (ECMA-262) in the syntax of the Rust rege
 
 The two agree on most of their syntax. Where they read the same text differently (`[[a]`, `[a&&b]`, `.`, `\s`, `\cA`, `\uXXXX`,
 `[]`) it is rewritten; what a finite automaton cannot do (look-around, back-references, word boundaries) is refused.
+
+Validators disagree on `\d`, `\w` and `\s` outside ASCII: ECMA-262 has the first two ASCII, Python's `re` has all of them Unicode.
+What is generated should satisfy both, so each stands for the characters on which both agree.
 """
 
 import re
@@ -9,12 +12,16 @@ from typing import Final
 
 from services.grammar.refusal import Refusal
 
-_SPACE: Final = r" \t\n\x0B\x0C\r\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"
+_SPACE: Final = r" \t\n\x0B\x0C\r\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}"
+_CERTAIN: Final = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
+"""Characters of a class on which all agree."""
+_POSSIBLE: Final = {"d": r"\p{Nd}", "w": r"\p{L}\p{N}_", "s": _SPACE + r"\x1C-\x1F\u{85}\u{FEFF}"}
+"""Those that some count in."""
 _NOT_NEWLINE: Final = r"[^\n\r\u{2028}\u{2029}]"
 _LOOK_AROUND: Final = ("(?=", "(?!", "(?<=", "(?<!")
 _GROUP: Final = re.compile(r"\(\?(?:P?<[A-Za-z_]\w*>|[is]*(?:-[is]+)?[:)])")
 _META: Final = frozenset(r"\.+*?()|[]{}^$#&-~")
-_SAME_ESCAPES: Final = frozenset("dDwWntrfv")
+_SAME_ESCAPES: Final = frozenset("ntrfv")
 
 
 def rust_pattern(pattern: str) -> str:
@@ -33,7 +40,7 @@ class _Translator:
         while self.at < len(self.pattern):
             char = self.pattern[self.at]
             if char == "\\":
-                out.append(self._escape(in_class=False))
+                out.append(self._escape())
             elif char == "[":
                 out.append(self._class())
             elif char == "." and not dot_matches_all:
@@ -70,7 +77,7 @@ class _Translator:
                 raise Refusal(f"the character class `{self.pattern[start : start + 20]}` is not closed")
             char = self.pattern[self.at]
             if char == "\\":
-                items.append(self._escape(in_class=True))
+                items.append(self._escape(in_class=True, in_negated=negated))
                 continue
             self.at += 1
             # Set operations of the Rust engine; in ECMA-262 these are plain characters.
@@ -80,7 +87,7 @@ class _Translator:
             return r"(?s:.)" if negated else r"[^\s\S]"
         return f"[{'^' if negated else ''}{''.join(items)}]"
 
-    def _escape(self, *, in_class: bool) -> str:
+    def _escape(self, *, in_class: bool = False, in_negated: bool = False) -> str:
         """One escape sequence; `at` stands on the backslash."""
         rest = self.pattern[self.at + 1 :][:12]
         if not rest:
@@ -89,9 +96,12 @@ class _Translator:
         self.at += 2
         if char in _SAME_ESCAPES:
             return "\\" + char
-        if char in "sS":
-            inside = f"^{_SPACE}" if char == "S" else _SPACE
-            return inside if in_class and char == "s" else f"[{inside}]"
+        if (kind := char.lower()) in _CERTAIN:
+            # What is excluded from a class must be every character that may count in, and so for a complement.
+            members = (_POSSIBLE if in_negated != (char != kind) else _CERTAIN)[kind]
+            if char != kind:
+                return f"[^{members}]"
+            return members if in_class else f"[{members}]"
         if char == "b" and in_class:
             return r"\x08"
         if char in "bB":

@@ -43,7 +43,11 @@ class VettingProcess:
             msgspec.json.encode(task).decode(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "RUST_BACKTRACE": "0",  # a process out of memory should end, not hang over its own report
+            },
             start_new_session=True,  # Ctrl-C is for the service, which then ends its children itself
         )
         child = cls(process)
@@ -98,6 +102,7 @@ class VettingPool:
         self._idle: asyncio.LifoQueue[VettingProcess] = asyncio.LifoQueue()
         self._all: set[VettingProcess] = set()
         self._replacing: set[asyncio.Task[None]] = set()
+        self.num_vetted = 0
         self.num_killed = 0
 
     async def start(self) -> None:
@@ -124,6 +129,7 @@ class VettingPool:
                 raise PoolBusy("it waited too long for a vetting process") from None
             raise
         self._idle.put_nowait(process)
+        self.num_vetted += 1
         return reply
 
     async def close(self) -> None:
