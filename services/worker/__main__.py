@@ -5,7 +5,7 @@ from functools import partial
 
 from services.worker.actor import WorkerActor
 from services.worker.config import WorkerConfig
-from services.worker.opening import open_runner
+from services.worker.opening import open_engine
 from shared.bus import Bus
 from shared.service import main
 
@@ -17,7 +17,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 async def build(config: WorkerConfig, bus: Bus) -> WorkerActor:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return WorkerActor(config, bus, partial(open_runner, config))
+    return WorkerActor(config, bus, partial(open_engine, config))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import ClassVar, assert_never
 import msgspec
 
 from services.worker.config import WorkerConfig
+from services.worker.engine import Engine
 from services.worker.events import (
     Claimed,
     Crashed,
@@ -24,7 +25,7 @@ from services.worker.events import (
 )
 from services.worker.executor import Executor
 from services.worker.lease import LeaseKeeper, Verdict
-from services.worker.runner import ModelLimits, Runner
+from services.worker.runner import ModelLimits
 from shared import subjects
 from shared.bus import Bus, BusDisconnected, Delivery, PayloadTooLarge, Subscription
 from shared.inbox import Inbox
@@ -59,8 +60,8 @@ class WorkerActor(Service):
 
     role: ClassVar[str] = "worker"
 
-    def __init__(self, config: WorkerConfig, bus: Bus, open_runner: Callable[[], Runner]) -> None:
-        """`open_runner` is called in the executor's thread and may take its time."""
+    def __init__(self, config: WorkerConfig, bus: Bus, open_engine: Callable[[], Engine]) -> None:
+        """`open_engine` is called in the executor's thread and may take its time."""
         self.config = config
         self.instance = config.instance
         self.group = config.group or config.instance
@@ -68,7 +69,7 @@ class WorkerActor(Service):
         self._lease = LeaseKeeper(int(config.lease_ttl_s * 1000))
         self._limits: ModelLimits | None = None
         self._inbox: Inbox[Event] = Inbox(MAX_INBOX)
-        self._executor = Executor(open_runner, self._report_from(asyncio.get_running_loop()))
+        self._executor = Executor(open_engine, self._report_from(asyncio.get_running_loop()))
         self._subscriptions: list[Subscription] = []
         """What belongs to the current lease: its steps, its holder's heartbeats."""
         self._draining = False

@@ -29,6 +29,10 @@ class WorkerConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_memory_fraction: Annotated[
         float, Meta(description="Share of the memory left after loading that the KV pool takes.", gt=0, lt=1)
     ] = 0.3
+    jump_forward: Annotated[
+        bool, Meta(description="Take tokens that a grammar forces without sampling them, several in one step.")
+    ] = True
+    max_grammars: Annotated[int, Meta(description="Compiled grammars that are kept.", ge=1)] = 256
     num_threads: Annotated[int, Meta(description="Threads of the forward pass; 0: one per core.", ge=0)] = 0
     lease_ttl_s: Annotated[
         float, Meta(description="A lease lapses after this long without steps or heartbeats of its scheduler.", gt=0)

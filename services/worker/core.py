@@ -1,16 +1,22 @@
 """The worker's state machine: deltas in, rows out to the runner, tokens back in, a StepResult out.
 
 It owns every sequence of the current epoch. For each step `plan` applies what has changed and lays out the rows, then
-`commit` (or `fail`) takes in what became of them; the two alternate. No tensors, no clock, no I/O.
+`commit` (or `fail`) takes in what became of them; the two alternate. No tensors, no clock, no I/O; the one thing that it may
+see sooner or later is whether a grammar is compiled and a mask filled, which moves a token to a later step and changes none.
 """
 
 from dataclasses import dataclass, field
 
-from services.worker.runner import ModelLimits, RowPlan, Sampled, StepPlan, TokenScores
+from services.worker.matching.matcher import Matcher
+from services.worker.matching.matchers import Matchers
+from services.worker.result import Outcome, make_result
+from services.worker.runner import ModelLimits, RowPlan, Sampled, StepPlan
 from services.worker.sequence import BadSequence, Extent, SequenceState
 from shared.messages.execution import RowEnd, Step, StepResult
-from shared.messages.packing import INT32_BYTES, pack_int32, unpack_int32
-from shared.messages.sampling import Logprobs
+from shared.messages.packing import INT32_BYTES, unpack_int32
+
+SPARE_SLOTS = 1
+"""Slots that forced tokens leave free: the step after this one was sent without knowing of them and computes a token more."""
 
 
 class BadStep(ValueError):
@@ -23,25 +29,15 @@ class _OpenStep:
 
     step: Step
     plan: StepPlan
-    outcomes: list["_Outcome"] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
     """One for each row of the step, in its order."""
 
 
-@dataclass(slots=True)
-class _Outcome:
-    """What becomes of one row of a step."""
-
-    handle: int
-    row: RowPlan | None
-    """None: nothing is computed."""
-    end: RowEnd = RowEnd.RUNNING
-    failure: str = ""
-    token_ids: tuple[int, ...] = ()
-
-
 class WorkerCore:
-    def __init__(self, limits: ModelLimits) -> None:
+    def __init__(self, limits: ModelLimits, matchers: Matchers, *, jump_forward: bool = True) -> None:
         self.limits = limits
+        self._matchers = matchers
+        self._jump_forward = jump_forward
         self._sequences: dict[int, SequenceState] = {}
         self._refused: dict[int, str] = {}
         """Handles admitted with a description that makes no sense, and why; like sequences that failed at once."""
@@ -71,12 +67,16 @@ class WorkerCore:
         self._admit(step)
         self._update(step)
         self._open = _OpenStep(step, StepPlan([]))
+        plan = self._open.plan
         for handle, extend_len in _rows(step):
             outcome = self._plan_row(handle, extend_len)
             self._open.outcomes.append(outcome)
             if outcome.row is not None:
-                self._open.plan.rows.append(outcome.row)
-        return self._open.plan
+                plan.rows.append(outcome.row)
+        constrained = [row.sequence.matcher for row in plan.rows if row.samples and row.sequence.matcher is not None]
+        if constrained:
+            plan.masks = self._matchers.fill(constrained)
+        return plan
 
     def _admit(self, step: Step) -> None:
         limits = self.limits
@@ -88,8 +88,10 @@ class WorkerCore:
                 sequence.replace_extents(0, _extents(new.extents), limits.num_slots)
             except BadSequence as error:
                 self._refused[new.handle] = str(error)
-            else:
-                self._sequences[new.handle] = sequence
+                continue
+            if new.grammar is not None:
+                sequence.matcher = self._matchers.open(new.grammar, sequence.generated.tolist())
+            self._sequences[new.handle] = sequence
 
     def _update(self, step: Step) -> None:
         for update in step.update:
@@ -103,98 +105,162 @@ class WorkerCore:
             except BadSequence as error:
                 sequence.fail(str(error))
 
-    def _plan_row(self, handle: int, extend_len: int | None) -> _Outcome:
+    def _plan_row(self, handle: int, extend_len: int | None) -> Outcome:
         """`extend_len` is None for a decode row."""
         sequence = self._sequences.get(handle)
         if sequence is None:
             if (refusal := self._refused.get(handle)) is None:
                 raise BadStep(f"a row names handle {handle}, which is unknown")
             self._refused[handle] = ""
-            return _failed(handle, refusal) if refusal else _Outcome(handle, None, RowEnd.DROPPED)
+            return Outcome(handle, RowEnd.FAILED, refusal) if refusal else Outcome(handle, RowEnd.DROPPED)
+        if sequence.end is RowEnd.RUNNING:
+            self._check_row(sequence, extend_len)
         if sequence.failure:
-            return self._report_failure(sequence)
+            return Outcome(handle, RowEnd.FAILED, sequence.take_failure())
         if sequence.end is not RowEnd.RUNNING:
-            return _Outcome(handle, None, RowEnd.DROPPED)
+            return Outcome(handle, RowEnd.DROPPED)
         start = sequence.num_computed
-        num_left = sequence.num_tokens - start
+        end = start + (1 if extend_len is None else extend_len)
+        num_forced = 0
+        if end == sequence.num_tokens and sequence.matcher is not None:
+            num_forced = _take_forced(sequence, sequence.matcher)
+            end += num_forced
+        return Outcome(handle, row=self._row(sequence, start, end, num_forced))
+
+    @staticmethod
+    def _check_row(sequence: SequenceState, extend_len: int | None) -> None:
+        """Fail the sequence if this row cannot be computed."""
+        num_left = sequence.num_tokens - sequence.num_computed
         length = 1 if extend_len is None else extend_len
+        end = sequence.num_computed + length
+        matcher = sequence.matcher
         if extend_len is None and num_left != 1:
             sequence.fail(f"a decode row, but {num_left} tokens are not computed yet")
         elif not 0 < length <= num_left:
             sequence.fail(f"a row of {length} tokens, but {num_left} are not computed yet")
-        elif start + length > sequence.num_slots:
-            sequence.fail(f"a row up to token {start + length}, but there are slots for {sequence.num_slots}")
-        if sequence.failure:
-            return self._report_failure(sequence)
-        return _Outcome(handle, _row_plan(sequence, start, start + length))
+        elif end > sequence.num_slots:
+            sequence.fail(f"a row up to token {end}, but there are slots for {sequence.num_slots}")
+        elif matcher is not None and matcher.prepare() and matcher.failure:
+            sequence.fail(matcher.failure)
 
-    @staticmethod
-    def _report_failure(sequence: SequenceState) -> _Outcome:
-        outcome = _failed(sequence.handle, sequence.failure)
-        sequence.failure = ""
-        return outcome
+    def _row(self, sequence: SequenceState, start: int, end: int, num_forced: int) -> RowPlan:
+        """The row that computes positions `start` to `end`, with the logits that sampling and logprobs need."""
+        sampling = sequence.sampling
+        reaches_end = end == sequence.num_tokens and sequence.end is RowEnd.RUNNING and not sequence.is_full
+        samples = reaches_end and not self._ends_by_itself(sequence)
+        num_logits = int(samples)
+        scores = (samples or num_forced > 0) and sampling.num_logprobs is not None
+        if scores:
+            # The first forced token is the one after the last token that was there before.
+            num_logits = 1 + num_forced
+        if sampling.prompt_logprobs_start is not None:
+            # A token's logprob comes from the logits one position before it. Those of the last prompt token speak about
+            # an output token; more positions exist when a resumed sequence computes its generated tokens again.
+            first = max(start, sampling.prompt_logprobs_start - 1)
+            if first < min(end, sequence.prompt_len - 1):
+                num_logits = end - first
+                scores = True
+        return RowPlan(sequence, start, end, num_logits, samples, scores, num_forced)
 
     # ---------------------------------------------------------------- commit
 
     def commit(self, sampled: Sampled) -> StepResult:
         """Take in what the runner computed for the last plan."""
-        step = self._close()
-        tokens = iter(sampled.token_ids)
-        for index, outcome in enumerate(outcome for outcome in step.outcomes if outcome.row is not None):
+        open_step = self._close()
+        computed = [outcome for outcome in open_step.outcomes if outcome.row is not None]
+        for index, outcome in enumerate(computed):
             row = outcome.row
             assert row is not None
             sequence = row.sequence
-            token = next(tokens) if row.samples else None
+            num_before = sequence.num_tokens - row.num_forced
             sequence.num_computed = row.end
             if failure := sampled.failures.get(index):
                 sequence.fail(failure)
-                outcome.failure, sequence.failure = failure, ""
-            elif token is not None:
-                sequence.accept(token)
-                outcome.token_ids = (token,)
-            elif row.end == sequence.num_tokens:
-                assert sequence.is_full, "a row that reaches the end samples unless nothing may be sampled"
-                sequence.end = RowEnd.LENGTH
-            outcome.end = sequence.end
-        return self._result(step, sampled)
+            elif not row.samples:
+                self._commit_without_sample(row)
+            elif (token := sampled.token_ids.get(index)) is not None:
+                self._accept(sequence, token)
+            else:
+                assert row.lacks_mask, "a row that samples gets a token once its mask is there"
+                # The next row computes the last token once more, for its logits.
+                sequence.num_computed -= 1
+            outcome.end, outcome.failure = sequence.end, sequence.take_failure()
+            if sequence.end is not RowEnd.FAILED:
+                outcome.token_ids = tuple(sequence.tokens[num_before : sequence.num_tokens].tolist())
+        return make_result(open_step.step, open_step.outcomes, sampled.scores)
 
     def fail(self, message: str) -> StepResult:
         """The last plan could not be run: each of its rows is FAILED."""
-        step = self._close()
-        for outcome in step.outcomes:
+        open_step = self._close()
+        for outcome in open_step.outcomes:
             if outcome.row is not None:
-                sequence = outcome.row.sequence
-                sequence.fail(message)
-                outcome.end, outcome.failure, sequence.failure = RowEnd.FAILED, message, ""
-        return self._result(step, Sampled(token_ids=()))
+                outcome.row.sequence.fail(message)
+                outcome.end, outcome.failure = RowEnd.FAILED, outcome.row.sequence.take_failure()
+        return make_result(open_step.step, open_step.outcomes, {})
 
     def _close(self) -> _OpenStep:
         assert self._open is not None, "no step is planned"
         step, self._open = self._open, None
         return step
 
-    def _result(self, open_step: _OpenStep, sampled: Sampled) -> StepResult:
-        logprobs: dict[int, Logprobs] = {}
-        prompt_logprobs: dict[int, Logprobs] = {}
-        for index, scores in sampled.scores.items():
-            row = open_step.plan.rows[index]
-            if row.sequence.end is not RowEnd.FAILED:
-                _split_scores(row, scores, logprobs, prompt_logprobs)
-        outcomes = open_step.outcomes
-        return StepResult(
-            epoch=open_step.step.epoch,
-            seq=open_step.step.seq,
-            counts=pack_int32(len(outcome.token_ids) for outcome in outcomes),
-            token_ids=pack_int32(token for outcome in outcomes for token in outcome.token_ids),
-            ends=bytes(outcome.end for outcome in outcomes),
-            failures=tuple((outcome.handle, outcome.failure) for outcome in outcomes if outcome.failure),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+    def _commit_without_sample(self, row: RowPlan) -> None:
+        sequence = row.sequence
+        if row.end < sequence.num_tokens or sequence.end is not RowEnd.RUNNING:
+            return  # a chunk of the prompt, or a forced token has ended it
+        if sequence.is_full:
+            sequence.end = RowEnd.LENGTH
+        else:
+            self._end(sequence)
+
+    def _accept(self, sequence: SequenceState, token: int) -> None:
+        """The sequence takes a sampled token, and the end token too where nothing else can follow."""
+        sequence.accept(token)
+        matcher = sequence.matcher
+        if matcher is None or sequence.end is not RowEnd.RUNNING:
+            return
+        matcher.accept(token)
+        if matcher.failure:
+            sequence.fail(matcher.failure)
+        elif matcher.is_complete:
+            if token in self.limits.end_token_ids:  # it was told to ignore them, but there is nothing else
+                sequence.end = RowEnd.STOP
+            elif self._ends_by_itself(sequence):
+                self._end(sequence)
+            else:
+                sequence.controls.allow_end()
+
+    def _ends_by_itself(self, sequence: SequenceState) -> bool:
+        """Whether the end token needs no logits: nothing else is allowed, and nobody asks how likely it was."""
+        matcher = sequence.matcher
+        return (
+            self._jump_forward
+            and matcher is not None
+            and matcher.is_complete
+            and sequence.sampling.num_logprobs is None
         )
+
+    def _end(self, sequence: SequenceState) -> None:
+        sequence.accept(self.limits.end_token_ids[0])
+        sequence.end = RowEnd.STOP
 
     def check_invariants(self) -> None:
         for sequence in self._sequences.values():
             sequence.check_invariants()
+
+
+def _take_forced(sequence: SequenceState, matcher: Matcher) -> int:
+    """Append the tokens that the grammar forces, as far as slots and length limit reach; returns how many."""
+    if not matcher.forced or matcher.is_busy:
+        return 0
+    room = max(0, sequence.num_slots - sequence.num_tokens - SPARE_SLOTS)
+    num_taken = 0
+    for token in matcher.forced[:room]:
+        sequence.accept(token)
+        num_taken += 1
+        if sequence.end is not RowEnd.RUNNING:
+            return num_taken
+    matcher.accept_forced(num_taken)
+    return num_taken
 
 
 def _rows(step: Step) -> list[tuple[int, int | None]]:
@@ -207,44 +273,6 @@ def _rows(step: Step) -> list[tuple[int, int | None]]:
     return rows
 
 
-def _row_plan(sequence: SequenceState, start: int, end: int) -> RowPlan:
-    """The row that computes positions `start` to `end`, with the logits that sampling and logprobs need."""
-    sampling = sequence.sampling
-    samples = end == sequence.num_tokens and not sequence.is_full
-    num_logits = int(samples)
-    scores = samples and sampling.num_logprobs is not None
-    if sampling.prompt_logprobs_start is not None:
-        # A token's logprob comes from the logits one position before it. Those of the last prompt token speak about an
-        # output token; further positions exist when a resumed sequence computes its generated tokens again.
-        first = max(start, sampling.prompt_logprobs_start - 1)
-        if first < min(end, sequence.prompt_len - 1):
-            num_logits = end - first
-            scores = True
-    return RowPlan(sequence, start, end, num_logits, samples, scores)
-
-
-def _split_scores(
-    row: RowPlan, scores: TokenScores, logprobs: dict[int, Logprobs], prompt_logprobs: dict[int, Logprobs]
-) -> None:
-    """Sort a row's scores into those of prompt tokens and those of tokens that are new in this step."""
-    sequence = row.sequence
-    first = row.end - row.num_logits + 1
-    in_prompt = min(max(0, sequence.prompt_len - first), len(scores.chosen))
-    if in_prompt:
-        prompt_logprobs[sequence.handle] = _pack_scores(scores, 0, in_prompt)
-    if row.samples and sequence.sampling.num_logprobs is not None:
-        logprobs[sequence.handle] = _pack_scores(scores, len(scores.chosen) - 1, len(scores.chosen))
-
-
-def _pack_scores(scores: TokenScores, start: int, stop: int) -> Logprobs:
-    return Logprobs(
-        num_top=scores.top.shape[1],
-        chosen=scores.chosen[start:stop].astype("<f4").tobytes(),
-        top_ids=scores.top_ids[start:stop].astype("<i4").tobytes(),
-        top=scores.top[start:stop].astype("<f4").tobytes(),
-    )
-
-
 def _extents(packed: bytes) -> list[Extent]:
     numbers = _unpack(packed, "extents", width=2)
     return list(zip(numbers[::2], numbers[1::2], strict=True))
@@ -254,7 +282,3 @@ def _unpack(packed: bytes, name: str, width: int = 1) -> list[int]:
     if len(packed) % (width * INT32_BYTES):
         raise BadStep(f"{name} has {len(packed)} bytes, not a multiple of {width * INT32_BYTES}")
     return unpack_int32(packed)
-
-
-def _failed(handle: int, message: str) -> _Outcome:
-    return _Outcome(handle, None, RowEnd.FAILED, message)

@@ -3,6 +3,7 @@
 Steps come decoded and results leave unencoded: between two steps this thread does nothing that the other one could do.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -10,9 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from services.worker.core import BadStep, WorkerCore
+from services.worker.engine import Engine
 from services.worker.events import Crashed, Opened, Report, Reset, StepRefused
-from services.worker.runner import ForwardFailed, Runner, Sampled
 from shared.messages.execution import Step, StepResult
 
 MAX_QUEUED = 8
@@ -20,11 +20,11 @@ MAX_QUEUED = 8
 
 
 class Executor:
-    """Owns runner and core; both live in its thread alone, loading included (its compute threads then stay warm)."""
+    """Owns the engine, which lives in its thread alone, loading included (its compute threads then stay warm)."""
 
-    def __init__(self, open_runner: Callable[[], Runner], report: Callable[[Report], None]) -> None:
+    def __init__(self, open_engine: Callable[[], Engine], report: Callable[[Report], None]) -> None:
         """`report` is called in the executor's thread, for each step in order."""
-        self._open_runner = open_runner
+        self._open_engine = open_engine
         self._report = report
         self._queue: queue.Queue[Step | Reset | None] = queue.Queue(MAX_QUEUED)
         # A daemon: a process that must end does not wait for a forward pass that hangs.
@@ -55,13 +55,13 @@ class Executor:
 
     def _live(self) -> None:
         try:
-            runner = self._open_runner()
-            self._report(Opened(runner.limits))
-            self._run_steps(WorkerCore(runner.limits), runner)
+            with contextlib.closing(self._open_engine()) as engine:
+                self._report(Opened(engine.limits))
+                self._run_steps(engine)
         except Exception as error:
             self._report(Crashed(error))
 
-    def _run_steps(self, core: WorkerCore, runner: Runner) -> None:
+    def _run_steps(self, engine: Engine) -> None:
         refusing = False
         while True:
             idle_since = time.perf_counter()
@@ -71,10 +71,10 @@ class Executor:
                 case None:
                     return
                 case Reset():
-                    core.reset()
+                    engine.reset()
                     refusing = False
                 case Step() if not refusing:
-                    outcome = _run(core, runner, work)
+                    outcome = engine.run(work)
                     if isinstance(outcome, StepResult):
                         outcome = msgspec.structs.replace(
                             outcome,
@@ -83,15 +83,3 @@ class Executor:
                         )
                     refusing = isinstance(outcome, StepRefused)
                     self._report(outcome)
-
-
-def _run(core: WorkerCore, runner: Runner, step: Step) -> StepResult | StepRefused:
-    try:
-        plan = core.plan(step)
-    except BadStep as error:
-        return StepRefused(step.epoch, step.seq, str(error))
-    try:
-        sampled = runner.run(plan) if plan.rows else Sampled(())
-    except ForwardFailed as error:
-        return core.fail(str(error))
-    return core.commit(sampled)

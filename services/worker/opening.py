@@ -1,9 +1,13 @@
-"""Which runner the settings ask for."""
+"""Puts together what the settings ask for: runner, matchers, engine."""
 
 import json
 from pathlib import Path
 
+from llguidance import LLTokenizer
+
 from services.worker.config import WorkerConfig
+from services.worker.engine import Engine
+from services.worker.matching.matchers import Matchers
 from services.worker.runner import ModelLimits, Runner
 from services.worker.simulated_runner import SimulatedRunner
 from shared.config import StartupError
@@ -11,6 +15,19 @@ from shared.config import StartupError
 SIMULATED_SLOTS = 1 << 18
 SIMULATED_CONTEXT_LEN = 8192
 SIMULATED_VOCAB_SIZE = 49152
+
+
+def open_engine(config: WorkerConfig) -> Engine:
+    """Load the model. Raises StartupError with what is missing."""
+    runner = open_runner(config)
+    limits = runner.limits
+    matchers = Matchers(
+        lambda: _open_tokenizer(config.model_path, limits),
+        limits.vocab_size,
+        jump_forward=config.jump_forward,
+        max_grammars=config.max_grammars,
+    )
+    return Engine(runner, matchers, jump_forward=config.jump_forward)
 
 
 def open_runner(config: WorkerConfig) -> Runner:
@@ -25,6 +42,16 @@ def open_runner(config: WorkerConfig) -> Runner:
     from services.worker.torch_runner import open_torch_runner
 
     return open_torch_runner(config)
+
+
+def _open_tokenizer(model_path: str, limits: ModelLimits) -> LLTokenizer:
+    """The tokenizer as matchers need it: as wide as the logits, with the model's own end tokens. Raises OSError, ValueError."""
+    path = Path(model_path) / "tokenizer.json"
+    if not model_path or not path.is_file():
+        raise FileNotFoundError(f"no tokenizer.json in model_path {model_path!r}")
+    if not limits.end_token_ids:
+        raise ValueError("the model has no end token")
+    return LLTokenizer(str(path), n_vocab=limits.vocab_size, eos_token=list(limits.end_token_ids))
 
 
 def _open_simulated(config: WorkerConfig) -> SimulatedRunner:

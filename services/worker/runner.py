@@ -3,13 +3,13 @@
 `torch_runner` does it with a model, `simulated_runner` with a clock; the core does not know which.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.worker.matching.matchers import PendingMasks
 from services.worker.sequence import SequenceState
 
 
@@ -39,6 +39,14 @@ class RowPlan:
     num_logits: int
     samples: bool
     scores: bool
+    num_forced: int = 0
+    """How many of the sequence's last tokens the grammar has forced in this very step."""
+
+    @property
+    def lacks_mask(self) -> bool:
+        """The row's grammar is not compiled, or its mask not filled yet: it samples in a later step."""
+        matcher = self.sequence.matcher
+        return matcher is not None and not matcher.has_mask
 
     def known_targets(self) -> NDArray[np.int32]:
         """The tokens that the wanted logits speak about, without the one that is still to be chosen."""
@@ -50,6 +58,8 @@ class StepPlan:
     """The rows of one step that compute something. Sequences must not change until the step has run."""
 
     rows: list[RowPlan]
+    masks: PendingMasks | None = None
+    """To wait for before sampling; None: no row has a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +80,8 @@ class TokenScores:
 class Sampled:
     """What a step's rows gave."""
 
-    token_ids: Sequence[int]
-    """One for each row that samples, in order; of a failed row without meaning."""
+    token_ids: dict[int, int]
+    """By index into `StepPlan.rows`, for each row that samples and has its mask; of a failed row without meaning."""
     failures: dict[int, str] = field(default_factory=dict)
     """By index into `StepPlan.rows`: that row alone went wrong."""
     scores: dict[int, TokenScores] = field(default_factory=dict)

@@ -1,7 +1,9 @@
 """What the worker knows about one sequence: tokens, where their KV lies, how the next is chosen, when it ends."""
 
 import numpy as np
+from numpy.typing import NDArray
 
+from services.worker.matching.matcher import Matcher
 from services.worker.sampling.controls import SamplingControls
 from shared.messages.execution import NewSequence, RowEnd
 from shared.messages.sampling import SamplingParams
@@ -22,6 +24,7 @@ class SequenceState:
     extents       slots in order of position; `num_slots` of them in all
     end           RUNNING until the sequence ends; then no further row of it is computed
     failure       why it is FAILED, until a result has said so
+    matcher       the state of its grammar, of a constrained sequence
 
     Between two steps of a decoding sequence the last token alone has no KV: `num_computed == num_tokens - 1`.
     """
@@ -32,6 +35,7 @@ class SequenceState:
         "extents",
         "failure",
         "handle",
+        "matcher",
         "max_tokens",
         "num_computed",
         "num_slots",
@@ -49,6 +53,7 @@ class SequenceState:
         self.num_computed = new.prefix_len
         self.end = RowEnd.RUNNING
         self.failure = ""
+        self.matcher: Matcher | None = None
         self.extents: list[Extent] = []
         self.num_slots = 0
         self.max_tokens = min(new.prompt_len + new.max_new_tokens, context_len)
@@ -71,6 +76,10 @@ class SequenceState:
     @property
     def sampling(self) -> SamplingParams:
         return self.controls.params
+
+    @property
+    def generated(self) -> NDArray[np.int32]:
+        return self.tokens[self.prompt_len : self.num_tokens]
 
     @property
     def is_full(self) -> bool:
@@ -122,6 +131,11 @@ class SequenceState:
     def fail(self, message: str) -> None:
         self.end = RowEnd.FAILED
         self.failure = message
+
+    def take_failure(self) -> str:
+        """The failure, to be reported once."""
+        failure, self.failure = self.failure, ""
+        return failure
 
     def check_invariants(self) -> None:
         assert 0 < self.prompt_len <= self.num_tokens <= len(self.tokens)

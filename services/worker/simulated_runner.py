@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.worker.runner import ModelLimits, RowPlan, Sampled, StepPlan, TokenScores
 from services.worker.sampling.counter_random import uniforms
@@ -29,17 +30,29 @@ class SimulatedRunner:
 
     def run(self, plan: StepPlan) -> Sampled:
         started = self._clock()
-        rows = [row for row in plan.rows if row.samples]
+        if plan.masks is not None:
+            plan.masks.wait()
+        sampling = [index for index, row in enumerate(plan.rows) if row.samples and not row.lacks_mask]
+        rows = [plan.rows[index] for index in sampling]
         numbers = uniforms([row.sequence.controls.seed for row in rows], [row.end for row in rows])
         token_ids = self._ids[(numbers * len(self._ids)).astype(np.int64)]
-        sampled = Sampled(token_ids.tolist())
-        tokens = iter(sampled.token_ids)
+        sampled = Sampled(dict(zip(sampling, token_ids.tolist(), strict=True)))
+        for index, number in zip(sampling, numbers.tolist(), strict=True):
+            if (matcher := plan.rows[index].sequence.matcher) is not None:
+                sampled.token_ids[index] = self._allowed_token(matcher.mask, number)
         for index, row in enumerate(plan.rows):
-            token = next(tokens) if row.samples else None
             if row.scores:
-                sampled.scores[index] = _certain_scores(row, token)
+                sampled.scores[index] = _certain_scores(row, sampled.token_ids.get(index))
         self._sleep(max(0.0, started + self._step_s - self._clock()))
         return sampled
+
+    def _allowed_token(self, mask: NDArray[np.int32], number: float) -> int:
+        """One of the tokens that a grammar allows; an end token only where nothing else may come."""
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.limits.vocab_size]
+        allowed = np.flatnonzero(bits)
+        going_on = np.setdiff1d(allowed, self.limits.end_token_ids, assume_unique=True)
+        choice = going_on if len(going_on) else allowed
+        return int(choice[int(number * len(choice))])
 
 
 def _certain_scores(row: RowPlan, token: int | None) -> TokenScores:

@@ -33,6 +33,8 @@ class TorchRunner:
         )
         try:
             logits = self._model.forward(batch)
+            if plan.masks is not None:
+                plan.masks.wait()
             return _sample(logits, plan.rows)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ForwardFailed(f"out of memory in a step of {batch.num_tokens} tokens: {error}") from error
@@ -52,19 +54,24 @@ def _sample(logits: Tensor, rows: Sequence[RowPlan]) -> Sampled:
         for index, (row, end) in enumerate(zip(rows, ends, strict=True))
         if row.scores
     }
-    sampling = [index for index, row in enumerate(rows) if row.samples]
+    sampling = [index for index, row in enumerate(rows) if row.samples and not row.lacks_mask]
     token_ids: dict[int, int] = {}
     failures: dict[int, str] = {}
     if sampling:
         last = [ends[index] - 1 for index in sampling]
         chosen = choose_tokens(
             logits if len(last) == len(logits) else logits[last],
-            [SampleRow(rows[index].sequence.controls, rows[index].end) for index in sampling],
+            [_sample_row(rows[index]) for index in sampling],
         )
         token_ids = dict(zip(sampling, chosen.token_ids, strict=True))
         failures = {sampling[place]: message for place, message in chosen.failures.items()}
     scores = {index: _scores(own, rows[index], token_ids.get(index)) for index, own in scored.items()}
-    return Sampled(list(token_ids.values()), failures, scores)
+    return Sampled(token_ids, failures, scores)
+
+
+def _sample_row(row: RowPlan) -> SampleRow:
+    matcher = row.sequence.matcher
+    return SampleRow(row.sequence.controls, row.end, None if matcher is None else matcher.mask)
 
 
 def _scores(logits: Tensor, row: RowPlan, token: int | None) -> TokenScores:

@@ -7,7 +7,9 @@ import pytest
 
 from services.worker.actor import WorkerActor
 from services.worker.config import WorkerConfig
-from services.worker.opening import open_runner
+from services.worker.engine import Engine
+from services.worker.matching.matchers import Matchers
+from services.worker.opening import open_engine
 from services.worker.runner import ModelLimits, Sampled
 from shared import subjects
 from shared.bus import BusDisconnected, NoResponders
@@ -97,7 +99,7 @@ async def scheduler(broker):
 @pytest.fixture
 async def worker(broker):
     settings = config()
-    actor = WorkerActor(settings, MemoryBus(broker), lambda: open_runner(settings))
+    actor = WorkerActor(settings, MemoryBus(broker), lambda: open_engine(settings))
     async with running(actor):
         yield actor
 
@@ -125,7 +127,7 @@ async def test_while_the_model_loads_the_worker_is_starting_and_hears_no_claim(b
 
     def open_slowly():
         assert loaded.wait(TIMEOUT_S)
-        return open_runner(config())
+        return open_engine(config())
 
     actor = WorkerActor(config(), MemoryBus(broker), open_slowly)
     async with running(actor):
@@ -211,7 +213,7 @@ async def test_an_unreadable_step_ends_the_lease(worker, scheduler):
 
 async def test_more_steps_than_fit_the_queue_end_the_lease(broker, scheduler):
     settings = config(simulated_step_ms=50)
-    actor = WorkerActor(settings, MemoryBus(broker), lambda: open_runner(settings))
+    actor = WorkerActor(settings, MemoryBus(broker), lambda: open_engine(settings))
     async with running(actor):
         lease = await scheduler.claim()
         await scheduler.send(admit(1, lease.epoch))
@@ -224,7 +226,7 @@ async def test_more_steps_than_fit_the_queue_end_the_lease(broker, scheduler):
 
 async def test_a_silent_scheduler_loses_its_lease_and_a_heartbeat_keeps_it(broker, scheduler):
     settings = config(lease_ttl_s=0.6)
-    actor = WorkerActor(settings, MemoryBus(broker), lambda: open_runner(settings))
+    actor = WorkerActor(settings, MemoryBus(broker), lambda: open_engine(settings))
     async with running(actor):
         lease = await scheduler.claim()
         beat = pack(Heartbeat(role="scheduler", instance="anna", state=ServiceState.READY))
@@ -246,7 +248,7 @@ async def test_results_are_held_while_the_bus_is_away_and_sent_when_it_is_back(b
         def run(self, plan):
             sampled.set()
             assert may_go.wait(TIMEOUT_S)
-            return Sampled([7] * len(plan.rows))
+            return Sampled({0: 7})
 
     class WatchedBus(MemoryBus):
         refused = asyncio.Event()
@@ -259,7 +261,7 @@ async def test_results_are_held_while_the_bus_is_away_and_sent_when_it_is_back(b
                 raise
 
     bus = WatchedBus(broker)
-    actor = WorkerActor(config(), bus, HeldRunner)
+    actor = WorkerActor(config(), bus, lambda: Engine(HeldRunner(), Matchers(FileNotFoundError, 100)))
     async with running(actor):
         lease = await scheduler.claim()
         await scheduler.send(admit(1, lease.epoch, extents=[(0, 10)]))

@@ -1,7 +1,10 @@
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 from services.worker.core import BadStep, WorkerCore
+from services.worker.matching.matchers import Matchers
 from services.worker.runner import ModelLimits, Sampled, TokenScores
 from shared.messages.execution import RowEnd
 from shared.messages.packing import unpack_float32, unpack_int32
@@ -14,12 +17,23 @@ LIMITS = ModelLimits(num_slots=4000, context_len=300, vocab_size=1000, end_token
 
 @pytest.fixture
 def core():
-    return WorkerCore(LIMITS)
+    with closing(Matchers(no_tokenizer, LIMITS.vocab_size)) as matchers:
+        yield WorkerCore(LIMITS, matchers)
+
+
+def no_tokenizer():
+    raise FileNotFoundError("no tokenizer.json")
+
+
+def sample(plan, tokens=(), **sampled):
+    """What a runner gives back: `tokens` for the rows that sample, in order."""
+    sampling = [index for index, row in enumerate(plan.rows) if row.samples]
+    return Sampled(dict(zip(sampling, tokens, strict=True)), **sampled)
 
 
 def run(core, message, tokens=(), **sampled):
-    core.plan(message)
-    result = core.commit(Sampled(tokens, **sampled))
+    plan = core.plan(message)
+    result = core.commit(sample(plan, tokens, **sampled))
     core.check_invariants()
     return result
 
@@ -40,10 +54,10 @@ def test_an_extend_samples_only_when_it_reaches_the_last_token(core):
     first = core.plan(step(1, admit=[new_sequence(1, range(10, 17))], extend=[(1, 4)]))
     assert computed(first) == [(1, 0, 4, False)]
     assert first.rows[0].num_logits == 0
-    assert rows(core.commit(Sampled(()))) == [Row([], RowEnd.RUNNING)]
+    assert rows(core.commit(sample(first))) == [Row([], RowEnd.RUNNING)]
     second = core.plan(step(2, extend=[(1, 3)]))
     assert computed(second) == [(1, 4, 7, True)]
-    assert rows(core.commit(Sampled((20,)))) == [Row([20], RowEnd.RUNNING)]
+    assert rows(core.commit(sample(second, (20,)))) == [Row([20], RowEnd.RUNNING)]
 
 
 def test_a_decode_row_computes_the_last_token_without_being_told_it(core):
@@ -51,7 +65,7 @@ def test_a_decode_row_computes_the_last_token_without_being_told_it(core):
     plan = core.plan(step(2, decode=[1]))
     assert computed(plan) == [(1, 3, 4, True)]
     assert plan.rows[0].sequence.tokens[3] == 20
-    assert rows(core.commit(Sampled((21,)))) == [Row([21], RowEnd.RUNNING)]
+    assert rows(core.commit(sample(plan, (21,)))) == [Row([21], RowEnd.RUNNING)]
 
 
 def test_a_cached_prefix_is_not_computed(core):
@@ -75,7 +89,7 @@ def test_an_end_token_ends_the_sequence_and_later_rows_are_dropped(core):
     assert rows(run(core, step(2, decode=[1]), [END])) == [Row([END], RowEnd.STOP)]
     plan = core.plan(step(3, decode=[1]))
     assert plan.rows == []
-    assert rows(core.commit(Sampled(()))) == [Row([], RowEnd.DROPPED)]
+    assert rows(core.commit(sample(plan))) == [Row([], RowEnd.DROPPED)]
 
 
 def test_ignore_eos_ignores_the_models_end_tokens_and_nothing_else(core):
@@ -99,7 +113,7 @@ def test_an_end_token_at_the_length_limit_is_a_stop(core):
 def test_without_new_tokens_the_prompt_is_computed_and_nothing_sampled(core):
     plan = core.plan(step(admit=[new_sequence(1, [10, 11], max_new_tokens=0)], extend=[(1, 2)]))
     assert computed(plan) == [(1, 0, 2, False)]
-    assert rows(core.commit(Sampled(()))) == [Row([], RowEnd.LENGTH)]
+    assert rows(core.commit(sample(plan))) == [Row([], RowEnd.LENGTH)]
 
 
 def test_no_sequence_grows_beyond_the_context(core):
@@ -243,7 +257,7 @@ def test_logprobs_of_the_output_come_with_their_token(core):
     message = step(admit=[new_sequence(1, [10, 11], sampling=SamplingParams(num_logprobs=1))], extend=[(1, 2)])
     plan = core.plan(message)
     assert (plan.rows[0].num_logits, plan.rows[0].scores) == (1, True)
-    result = core.commit(Sampled((20,), scores={0: scores(5, 1)}))
+    result = core.commit(sample(plan, (20,), scores={0: scores(5, 1)}))
     assert unpack_float32(result.logprobs[1].chosen) == [-5]
     assert result.logprobs[1].num_top == 1
     assert result.prompt_logprobs == {}
@@ -259,7 +273,7 @@ def test_each_prompt_token_from_the_start_on_is_scored_once_in_any_chunks(core, 
         admit, row = [], plan.rows[0]
         known = row.known_targets().tolist()
         given = scores(0, len(known) + row.samples)
-        result = core.commit(Sampled((20,) if row.samples else (), scores={0: given} if row.scores else {}))
+        result = core.commit(sample(plan, (20,) if row.samples else (), scores={0: given} if row.scores else {}))
         if prompt := result.prompt_logprobs.get(1):
             assert unpack_float32(prompt.chosen) == [-n for n in range(len(known))]
             targets += known
@@ -270,8 +284,8 @@ def test_each_prompt_token_from_the_start_on_is_scored_once_in_any_chunks(core, 
 def test_resumed_tokens_are_not_scored_as_prompt(core):
     sampling = SamplingParams(prompt_logprobs_start=0, num_logprobs=0)
     new = new_sequence(1, [10, 11, 20, 21], prompt_len=2, sampling=sampling)
-    core.plan(step(admit=[new], extend=[(1, 4)]))
-    result = core.commit(Sampled((22,), scores={0: scores(0, 4)}))
+    plan = core.plan(step(admit=[new], extend=[(1, 4)]))
+    result = core.commit(sample(plan, (22,), scores={0: scores(0, 4)}))
     assert unpack_float32(result.prompt_logprobs[1].chosen) == [0]
     assert unpack_float32(result.logprobs[1].chosen) == [-3]
 

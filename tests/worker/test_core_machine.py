@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.worker.core import WorkerCore
+from services.worker.matching.matchers import Matchers
 from services.worker.runner import ModelLimits, Sampled
 from shared.messages.execution import RowEnd
 from shared.messages.sampling import SamplingParams
@@ -35,13 +36,21 @@ def as_extents(slots):
     return [(slot, 1) for slot in slots]
 
 
+def no_tokenizer():
+    raise FileNotFoundError("no tokenizer.json")
+
+
 class CoreMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.core = WorkerCore(LIMITS)
+        self.matchers = Matchers(no_tokenizer, LIMITS.vocab_size)
+        self.core = WorkerCore(LIMITS, self.matchers)
         self.books: dict[int, Book] = {}
         self.handles = self.next_slot = self.seq = 0
         self.clear_step()
+
+    def teardown(self):
+        self.matchers.close()
 
     def clear_step(self):
         self.admit, self.update, self.release, self.decode, self.extend = [], {}, [], [], []
@@ -136,8 +145,8 @@ class CoreMachine(RuleBasedStateMachine):
         handles = self.decode + [handle for handle, _ in self.extend]
         live = [handle for handle in handles if not self.books[handle].ended]
         assert [row.sequence.handle for row in plan.rows] == live
-        tokens = []
-        for row in plan.rows:
+        tokens = {}
+        for index, row in enumerate(plan.rows):
             book = self.books[row.sequence.handle]
             assert (row.start, row.end) == book.row
             assert row.sequence.tokens[: row.end].tolist() == book.tokens[: row.end]
@@ -145,9 +154,9 @@ class CoreMachine(RuleBasedStateMachine):
             assert held.tolist() == book.slots
             assert row.samples == (row.end == len(book.tokens) < book.limit)
             if row.samples:
-                tokens.append(data.draw(st.sampled_from([END, STOP, 7, 8, 9])))
+                tokens[index] = data.draw(st.sampled_from([END, STOP, 7, 8, 9]))
         result = rows(self.core.commit(Sampled(tokens)))
-        drawn = iter(tokens)
+        drawn = iter(tokens.values())
         for handle, got in zip(handles, result, strict=True):
             self.check_row(self.books[handle], got, drawn)
         self.clear_step()

@@ -2,8 +2,10 @@ import queue
 
 import pytest
 
+from services.worker.engine import Engine
 from services.worker.events import Crashed, Opened, Reset, StepRefused
 from services.worker.executor import MAX_QUEUED, Executor
+from services.worker.matching.matchers import Matchers
 from services.worker.runner import ForwardFailed, ModelLimits, Sampled
 from shared.messages.execution import RowEnd, StepResult
 from tests.support.worker_steps import Row, new_sequence, rows, step
@@ -27,7 +29,15 @@ class ScriptedRunner:
         self.num_runs += 1
         if self.script and (error := self.script.pop(0)) is not None:
             raise error
-        return Sampled([7 for row in plan.rows if row.samples])
+        return Sampled({index: 7 for index, row in enumerate(plan.rows) if row.samples})
+
+
+def engine(runner):
+    return Engine(runner, Matchers(no_tokenizer, LIMITS.vocab_size))
+
+
+def no_tokenizer():
+    raise FileNotFoundError("no tokenizer.json")
 
 
 @pytest.fixture
@@ -37,7 +47,7 @@ def start():
 
     def start(open_runner):
         reports = queue.Queue()
-        executor = Executor(open_runner, reports.put)
+        executor = Executor(lambda: engine(open_runner()), reports.put)
         executor.start()
         executors.append(executor)
         return executor, lambda: reports.get(timeout=10)

@@ -1,6 +1,7 @@
 import numpy as np
 
 from services.worker.core import WorkerCore
+from services.worker.matching.matchers import Matchers
 from services.worker.runner import ModelLimits
 from services.worker.simulated_runner import SimulatedRunner
 from shared.messages.packing import unpack_float32
@@ -22,7 +23,8 @@ class Clock:
 
 def generate(sampling, num_tokens, prompt=(5, 6)):
     clock = Clock()
-    runner, core = SimulatedRunner(LIMITS, 0.005, lambda: clock.now, clock.sleep), WorkerCore(LIMITS)
+    runner = SimulatedRunner(LIMITS, 0.005, lambda: clock.now, clock.sleep)
+    core = WorkerCore(LIMITS, Matchers(FileNotFoundError, LIMITS.vocab_size))
     admit = [new_sequence(1, prompt, sampling=sampling)]
     results = [core_step(core, runner, step(1, admit=admit, extend=[(1, len(prompt))]))]
     results += [core_step(core, runner, step(seq, decode=[1])) for seq in range(2, num_tokens + 1)]

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from services.worker.core import WorkerCore
+from services.worker.matching.matchers import Matchers
 from services.worker.runner import ForwardFailed, ModelLimits
 from services.worker.torch_runner import TorchRunner
 from shared.messages.execution import RowEnd
@@ -40,8 +41,10 @@ def model():
 
 @pytest.fixture
 def run(model):
-    core, runner = WorkerCore(LIMITS), TorchRunner(model, LIMITS)
-    return lambda message: core.commit(runner.run(core.plan(message)))
+    matchers = Matchers(FileNotFoundError, VOCAB)
+    core, runner = WorkerCore(LIMITS, matchers), TorchRunner(model, LIMITS)
+    yield lambda message: core.commit(runner.run(core.plan(message)))
+    matchers.close()
 
 
 def likeliest(model, token):

@@ -44,6 +44,10 @@ class SamplingControls:
         if self.counts is not None:
             self.counts.add(token)
 
+    def allow_end(self) -> None:
+        """Nothing but an end token can follow: `min_new_tokens` no longer holds."""
+        self._min_new_tokens = 0
+
     @property
     def banned_ids(self) -> NDArray[np.int32]:
         """int32 [n]: tokens that would end the sequence before `min_new_tokens`; empty once that is reached."""

@@ -1,7 +1,8 @@
 """Chooses the next token of many sequences in one vectorised pass over their logits.
 
-The order is penalties, logit bias, temperature, top-k, top-p, min-p. Rows that use no control pay nothing for those that do,
-and greedy rows without any cost one argmax. A row's token depends on that row alone: its logits, its seed and its position.
+The order is penalties, logit bias, grammar mask, temperature, top-k, top-p, min-p. Rows that use no control pay nothing for
+those that do, and greedy rows without any cost one argmax. A row's token depends on that row alone: its logits, its seed and
+its position.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,10 @@ ROWS_AT_ONCE = 4
 BLOCK = 256
 """Weights per block of the two-level inverse CDF."""
 
+_BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BIAS_OF_BYTE = np.where(_BITS_OF_BYTE == 1, np.float32(0), np.float32(-np.inf))
+"""float32 [256, 8]: the bits of a mask's byte, turned into what is added to eight logits."""
+
 _MIN_TEMPERATURE = float(np.finfo(np.float32).tiny)
 _MAX_TEMPERATURE = 1e30
 """At the ends of the range only ties remain, or all tokens are equal; beyond it float32 would make 0 / 0 of them."""
@@ -29,10 +34,14 @@ _MAX_TEMPERATURE = 1e30
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """Whose next token is wanted, and at which position of the sequence it will stand."""
+    """Whose next token is wanted, and at which position of the sequence it will stand.
+
+    mask    int32 [at least vocab / 32]  one bit per token that the sequence's grammar allows, lowest first; None: all
+    """
 
     controls: SamplingControls
     position: int
+    mask: NDArray[np.int32] | None = None
 
 
 @dataclass(slots=True)
@@ -49,14 +58,17 @@ def choose_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Chosen:
     adjusted = [index for index, row in enumerate(rows) if row.controls.adjusts]
     if adjusted:
         _adjust(logits, adjusted, rows)
+    for index, row in enumerate(rows):
+        if row.mask is not None:
+            logits[index] += _mask_bias(row.mask, logits)
     token_ids = argmax(logits)
     largest = logits.gather(1, token_ids.unsqueeze(1))
     drawn = [index for index, row in enumerate(rows) if not row.controls.greedy]
     failures = _failures(largest)
     group = ROWS_AT_ONCE if logits.device.type == "cpu" else max(1, len(drawn))
     for start in range(0, len(drawn), group):
-        index = drawn[start : start + group]
-        token_ids[index] = _draw(logits[index], largest[index], [rows[i] for i in index])
+        part = drawn[start : start + group]
+        token_ids[part] = _draw(logits[part], largest[part], [rows[index] for index in part])
     return Chosen(token_ids.tolist(), failures)
 
 
@@ -66,6 +78,12 @@ def argmax(logits: Tensor) -> Tensor:
         # Six times faster than torch's.
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
+
+
+def _mask_bias(mask: NDArray[np.int32], like: Tensor) -> Tensor:
+    """0 for a token that is allowed, minus infinity for one that is not. float32 [vocab]"""
+    bias = _BIAS_OF_BYTE[mask.view(np.uint8)].reshape(-1)[: like.shape[1]]
+    return torch.from_numpy(bias).to(like.device)
 
 
 def _failures(largest: Tensor) -> dict[int, str]:
@@ -138,7 +156,8 @@ def _draw(logits: Tensor, largest: Tensor, rows: Sequence[SampleRow]) -> Tensor:
             torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
             torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
         )
-        weights.masked_fill_(weights < least.unsqueeze(1), 0)
+        # Not masked_fill_: on a CPU it branches for each number.
+        weights.mul_(weights >= least.unsqueeze(1))
     numbers = uniforms([row.controls.seed for row in rows], [row.position for row in rows])
     return inverse_cdf(weights, torch.from_numpy(numbers).to(device))
 
