@@ -13,7 +13,7 @@ from services.grammar.json_schema import normalise
 from services.grammar.lark import json_options, literal
 from services.grammar.refusal import Refusal
 from services.grammar.structural_tag import StructuralTagGrammar
-from services.grammar.tools import CALL_STYLES, read_tools, tool_grammar
+from services.grammar.tools import CALL_STYLES, CallStyle, read_tools, tool_grammar
 from shared.messages.constraints import (
     Choice,
     Constraint,
@@ -71,11 +71,18 @@ class Compiler:
                 return Draft(grammar, tuple(builder.warnings), parts)
             case ToolCalls():
                 tools, warnings = read_tools(constraint, self.limits)
-                grammar = tool_grammar(constraint, tools, CALL_STYLES[self.tool_format], self.special_tokens)
+                grammar = tool_grammar(constraint, tools, self._call_style(constraint), self.special_tokens)
                 parts = tuple((tool.where, json_grammar(tool.parameters, "default")) for tool in tools)
                 return Draft(grammar, tuple(warnings), parts, param="tools")
             case _:
                 assert_never(constraint)
+
+    def _call_style(self, constraint: ToolCalls) -> CallStyle:
+        name = constraint.tool_format or self.tool_format
+        style = CALL_STYLES.get(name)
+        if style is None:
+            raise Refusal(f"the tool format {name!r} is none of {', '.join(CALL_STYLES)}", "tools")
+        return style
 
     def _choice(self, options: tuple[str, ...]) -> str:
         if not options:

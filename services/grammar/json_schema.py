@@ -5,9 +5,6 @@ takes its own options from inside the schema, reads patterns as Rust does, and l
 is accounted for here: kept, rewritten into others that mean the same, dropped because it says nothing about validity, or refused.
 """
 
-import math
-import re
-from decimal import Decimal
 from typing import Any, Final
 
 from services.grammar.config import Limits
@@ -21,20 +18,18 @@ from services.grammar.keywords import (
     SCHEMA_KEYWORDS,
     SCHEMA_LIST_KEYWORDS,
     SCHEMA_MAP_KEYWORDS,
-    TYPES,
 )
-from services.grammar.patterns import rust_pattern
 from services.grammar.refusal import Refusal
-
-MAX_EXACT_INTEGER: Final = 2**53
-"""Numbers are doubles in llguidance: larger integers are not told from their neighbours."""
-
-MAX_DIGITS: Final = 15
-MAX_EXPONENT: Final = 22
-"""llguidance reads decimals of this size exactly, and may miss others by the last digit."""
-
-_UNWRITABLE: Final = re.compile(r"[\x00-\x07\x0B\x0E-\x1F\x7F]")
-"""Characters that JSON text can only hold as `\\uXXXX`, which is not written here (see `lark`); llguidance would leave them out."""
+from services.grammar.schema_values import (
+    UNWRITABLE,
+    kind_of,
+    pointer_step,
+    read_natural,
+    read_number,
+    read_pattern,
+    read_types,
+    refusal_at,
+)
 
 _MISSING: Final = object()
 Schema = dict[str, Any] | bool
@@ -79,7 +74,7 @@ class _Normaliser:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise Refusal(f"a schema is an object or a boolean, {path} is {_kind(schema)}")
+            raise Refusal(f"a schema is an object or a boolean, {path} is {kind_of(schema)}")
         result: dict[str, Any] = {}
         for keyword, value in schema.items():
             if keyword not in ANNOTATIONS:
@@ -90,11 +85,11 @@ class _Normaliser:
         self, schema: dict[str, Any], keyword: str, value: Any, result: dict[str, Any], path: str, depth: int
     ) -> None:
         """Put into `result` what `keyword` asks for."""
-        here = f"{path}/{_escaped(keyword)}"
+        here = f"{path}/{pointer_step(keyword)}"
         match keyword:
             case "$schema":
                 if not isinstance(value, str) or value.rstrip("#") not in SCHEMA_DIALECTS:
-                    raise _refusal(keyword, path, f"names an unknown dialect {value!r}")
+                    raise refusal_at(keyword, path, f"names an unknown dialect {value!r}")
             case "$id" | "id" | "$anchor" | "$dynamicAnchor":
                 if isinstance(value, str) and keyword != "id":
                     # Without $dynamicRef, which is refused, a dynamic anchor is an anchor.
@@ -102,14 +97,14 @@ class _Normaliser:
             case "$ref":
                 result["$ref"] = self._reference(value, path)
             case "type":
-                result["type"] = _types(value, path)
+                result["type"] = read_types(value, path)
             case "enum":
                 result["enum"] = self._enum(value, here, depth)
             case "const":
                 self._literal(value, here, depth)
                 result["const"] = value
             case "pattern":
-                _add_pattern(result, _pattern(value, keyword, path))
+                _add_pattern(result, read_pattern(value, keyword, path))
             case "format":
                 self._format(schema, value, result, path)
             case "items" | "additionalItems":
@@ -118,36 +113,36 @@ class _Normaliser:
                 _bound(schema, keyword, value, result, path)
             case "required":
                 if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-                    raise _refusal(keyword, path, "must be a list of strings")
+                    raise refusal_at(keyword, path, "must be a list of strings")
                 result["required"] = list(dict.fromkeys(value))
             case "minProperties":
                 _min_properties(schema, value, result, path)
             case "uniqueItems":
                 if value is True and not _at_most_one_item(schema):
-                    raise _refusal(keyword, path, "cannot be enforced")
+                    raise refusal_at(keyword, path, "cannot be enforced")
             case "propertyNames":
                 self._property_names(schema, value, result, path, depth)
             case "unevaluatedProperties" | "unevaluatedItems":
                 self._unevaluated(schema, keyword, value, result, path, depth)
             case "not":
                 if value is not False:
-                    raise _refusal(keyword, path, "cannot be enforced")
+                    raise refusal_at(keyword, path, "cannot be enforced")
             case "if":
                 if "then" in schema or "else" in schema:
-                    raise _refusal("if/then/else", path, "cannot be enforced")
+                    raise refusal_at("if/then/else", path, "cannot be enforced")
             case "contains":
                 if schema.get("minContains") != 0 or "maxContains" in schema:
-                    raise _refusal(keyword, path, "cannot be enforced")
+                    raise refusal_at(keyword, path, "cannot be enforced")
             case "then" | "else" | "minContains" | "maxContains":
                 pass  # means nothing by itself; with `if` or `contains` it is refused there
             case "dependentRequired" | "dependentSchemas" | "dependencies":
                 if not isinstance(value, dict) or any(sub not in ([], True, {}) for sub in value.values()):
-                    raise _refusal(keyword, path, "cannot be enforced")
+                    raise refusal_at(keyword, path, "cannot be enforced")
             case "nullable":
                 if not isinstance(value, bool):
-                    raise _refusal(keyword, path, "must be a boolean")
+                    raise refusal_at(keyword, path, "must be a boolean")
             case _ if keyword in REFUSED:
-                raise _refusal(keyword, path, REFUSED[keyword])
+                raise refusal_at(keyword, path, REFUSED[keyword])
             case _ if keyword in SCHEMA_KEYWORDS:
                 result.setdefault(keyword, self.schema(value, here, depth + 1))  # propertyNames may have closed it
             case _ if keyword in SCHEMA_LIST_KEYWORDS:
@@ -156,11 +151,11 @@ class _Normaliser:
             case _ if keyword in SCHEMA_MAP_KEYWORDS:
                 result[keyword] = self._schema_map(value, keyword, path, depth)
             case _ if keyword in COUNT_KEYWORDS:
-                result[keyword] = _natural(value, keyword, path)
+                result[keyword] = read_natural(value, keyword, path)
             case "multipleOf":
-                result[keyword] = _number(value, keyword, path)
+                result[keyword] = read_number(value, keyword, path)
                 if result[keyword] <= 0:
-                    raise _refusal(keyword, path, "must be above 0")
+                    raise refusal_at(keyword, path, "must be above 0")
             case _:
                 self.warnings.append(f"unknown keyword `{keyword[:60]}` at {path} is ignored")
 
@@ -168,18 +163,18 @@ class _Normaliser:
 
     def _schema_list(self, value: Any, keyword: str, path: str, depth: int) -> list[Schema]:
         if not isinstance(value, list | tuple) or not value:
-            raise _refusal(keyword, path, "must be a list of schemas, not empty")
+            raise refusal_at(keyword, path, "must be a list of schemas, not empty")
         self._check_alternatives(len(value), keyword, path)
         return [self.schema(branch, f"{path}/{keyword}/{i}", depth + 1) for i, branch in enumerate(value)]
 
     def _schema_map(self, value: Any, keyword: str, path: str, depth: int) -> dict[str, Schema]:
         if not isinstance(value, dict):
-            raise _refusal(keyword, path, "must be an object of schemas")
+            raise refusal_at(keyword, path, "must be an object of schemas")
         self._check_alternatives(len(value), keyword, path)
         result = {}
         for name, sub in value.items():
-            sub_path = f"{path}/{keyword}/{_escaped(name)}"
-            key = _pattern(name, keyword, path) if keyword == "patternProperties" else name
+            sub_path = f"{path}/{keyword}/{pointer_step(name)}"
+            key = read_pattern(name, keyword, path) if keyword == "patternProperties" else name
             result[key] = self.schema(sub, sub_path, depth + 1)
         return result
 
@@ -192,7 +187,7 @@ class _Normaliser:
             result["items"] = self.schema(value, f"{path}/items", depth + 1)
         elif keyword == "items":
             if "prefixItems" in schema:
-                raise _refusal(keyword, path, "is a list beside `prefixItems`")
+                raise refusal_at(keyword, path, "is a list beside `prefixItems`")
             if value:
                 result["prefixItems"] = self._schema_list(value, keyword, path, depth)
         elif is_tuple:
@@ -206,7 +201,7 @@ class _Normaliser:
         if names is True or names in ({}, {"type": "string"}):
             return
         if "properties" in schema or "patternProperties" in schema:
-            raise _refusal("propertyNames", path, "beside `properties` or `patternProperties` cannot be enforced")
+            raise refusal_at("propertyNames", path, "beside `properties` or `patternProperties` cannot be enforced")
         if names is False:
             names = {"enum": []}
         content = names.keys() - {"type"}
@@ -217,7 +212,7 @@ class _Normaliser:
         elif content == {"pattern"}:
             result["patternProperties"] = {names["pattern"]: values}
         else:
-            raise _refusal("propertyNames", path, "cannot be enforced, except by `enum`, `const` or `pattern`")
+            raise refusal_at("propertyNames", path, "cannot be enforced, except by `enum`, `const` or `pattern`")
         result["additionalProperties"] = False
 
     def _unevaluated(
@@ -227,7 +222,7 @@ class _Normaliser:
         if value is True or value == {}:
             return
         if any(applicator in schema for applicator in (*IN_PLACE_APPLICATORS, "contains")):
-            raise _refusal(keyword, path, "beside other applicators cannot be enforced")
+            raise refusal_at(keyword, path, "beside other applicators cannot be enforced")
         if (
             keyword == "unevaluatedProperties"
             and "additionalProperties" not in schema
@@ -241,9 +236,9 @@ class _Normaliser:
 
     def _reference(self, value: Any, path: str) -> str:
         if not isinstance(value, str):
-            raise _refusal("$ref", path, "must be a string")
+            raise refusal_at("$ref", path, "must be a string")
         if not self.has_ids and not value.startswith("#"):
-            raise _refusal("$ref", path, f"{value[:100]!r} lies outside the schema; other documents are never loaded")
+            raise refusal_at("$ref", path, f"{value[:100]!r} lies outside the schema; other documents are never loaded")
         return value
 
     def _enum(self, value: Any, path: str, depth: int) -> list[Any]:
@@ -261,22 +256,22 @@ class _Normaliser:
             case bool() | None:
                 pass
             case str():
-                if found := _UNWRITABLE.search(value):
+                if found := UNWRITABLE.search(value):
                     raise Refusal(f"{path} contains the control character {found.group()!r}, which cannot be enforced")
             case int() | float():
-                _number(value, "", path)
+                read_number(value, "", path)
             case list() | tuple():
                 for i, item in enumerate(value):
                     self._literal(item, f"{path}/{i}", depth + 1)
             case dict():
                 for name, item in value.items():
-                    self._literal(item, f"{path}/{_escaped(name)}", depth + 1)
+                    self._literal(item, f"{path}/{pointer_step(name)}", depth + 1)
             case _:
                 raise Refusal(f"{path} is no JSON value")
 
     def _format(self, schema: dict[str, Any], value: Any, result: dict[str, Any], path: str) -> None:
         if not isinstance(value, str):
-            raise _refusal("format", path, "must be a string")
+            raise refusal_at("format", path, "must be a string")
         types = schema.get("type", "string")
         if "string" not in ([types] if isinstance(types, str) else types):
             return  # formats constrain strings only; int32, float and the like describe a program's types
@@ -286,7 +281,7 @@ class _Normaliser:
             result["format"] = value
         else:
             known = ", ".join(sorted(LIBRARY_FORMATS | PATTERN_FORMATS.keys()))
-            raise _refusal("format", path, f"{value[:60]!r} is unknown; known formats: {known}")
+            raise refusal_at("format", path, f"{value[:60]!r} is unknown; known formats: {known}")
 
     # ---- limits
 
@@ -299,53 +294,7 @@ class _Normaliser:
 
     def _check_alternatives(self, number: int, keyword: str, path: str) -> None:
         if number > self.limits.max_alternatives:
-            raise _refusal(keyword, path, f"has {number} entries, the limit is {self.limits.max_alternatives}")
-
-
-def _refusal(keyword: str, path: str, reason: str) -> Refusal:
-    return Refusal(f"`{keyword}` at {path} {reason}")
-
-
-def _types(value: Any, path: str) -> Any:
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not names:
-        raise _refusal("type", path, "must be a string or a list of strings, not empty")
-    for name in names:
-        if not isinstance(name, str) or name not in TYPES:
-            raise _refusal("type", path, f"names the unknown type {name!r}")
-    return value if isinstance(value, str) else list(dict.fromkeys(names))
-
-
-def _number(value: Any, keyword: str, path: str) -> float:
-    name = f"`{keyword}` at {path}" if keyword else path
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refusal(f"{name} must be a number")
-    if not math.isfinite(value):
-        raise Refusal(f"{name} must be finite")
-    if abs(value) > MAX_EXACT_INTEGER:
-        raise Refusal(f"{name} is beyond 2^53, where numbers cannot be told apart")
-    if isinstance(value, float):
-        _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
-        assert isinstance(exponent, int), "the number is finite"
-        if len(digits) > MAX_DIGITS or exponent < -MAX_EXPONENT:
-            raise Refusal(f"{name} has too many digits, the limit is {MAX_DIGITS}: it cannot be enforced exactly")
-    return value
-
-
-def _natural(value: Any, keyword: str, path: str) -> int:
-    number = _number(value, keyword, path)
-    if number < 0 or number != int(number):
-        raise _refusal(keyword, path, "must be a whole number, 0 or more")
-    return int(number)
-
-
-def _pattern(value: Any, keyword: str, path: str) -> str:
-    if not isinstance(value, str):
-        raise _refusal(keyword, path, "must be a string")
-    try:
-        return rust_pattern(value)
-    except Refusal as refusal:
-        raise _refusal(keyword, path, f"{value[:80]!r}: {refusal.message}") from None
+            raise refusal_at(keyword, path, f"has {number} entries, the limit is {self.limits.max_alternatives}")
 
 
 def _add_pattern(result: dict[str, Any], pattern: str) -> None:
@@ -363,17 +312,17 @@ def _bound(schema: dict[str, Any], keyword: str, value: Any, result: dict[str, A
     strict = "exclusive" + keyword.capitalize()
     if schema.get(strict) is True:
         keyword = strict
-    result[keyword] = _number(value, keyword, path)
+    result[keyword] = read_number(value, keyword, path)
 
 
 def _min_properties(schema: dict[str, Any], value: Any, result: dict[str, Any], path: str) -> None:
     """Distinct names are only certain for required properties: a grammar may write a free name twice."""
-    number = _natural(value, "minProperties", path)
+    number = read_natural(value, "minProperties", path)
     required = schema.get("required")
     if isinstance(required, list | tuple) and len(set(map(str, required))) >= number:
         return
     if number > 1:
-        raise _refusal("minProperties", path, "above 1 cannot be enforced, except by that many `required` properties")
+        raise refusal_at("minProperties", path, "above 1 cannot be enforced, except by that many `required` properties")
     result["minProperties"] = number
 
 
@@ -391,12 +340,3 @@ def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
     others = {key: value for key, value in schema.items() if key not in named}
     branches = others["anyOf"] if others.keys() == {"anyOf"} else [others]
     return {**named, "anyOf": [*branches, {"type": "null"}]}
-
-
-def _escaped(name: str) -> str:
-    """One step of a JSON pointer, kept short for messages."""
-    return name[:60].replace("~", "~0").replace("/", "~1")
-
-
-def _kind(value: Any) -> str:
-    return {type(None): "null", str: "a string", list: "a list", tuple: "a list"}.get(type(value), "a number")

@@ -1,8 +1,8 @@
 """The process that compiles and vets constraints: what a client sends may make it slow, large or crash, and it may be killed.
 
 It reads Compile messages from its standard input and writes a reply for each to its standard output, both framed by their length.
-Vetting means to build the matcher as the worker will, with the model's own tokenizer, and to compute its first mask: some grammars
-are accepted and turn out to allow nothing, or to take too long, only then.
+Vetting means to build the matcher as the worker will, with the model's own tokenizer, and to take a few tokens: only then do some
+grammars turn out to allow nothing, or to be too large to handle.
 """
 
 import json
@@ -29,6 +29,7 @@ FRAME: Final = struct.Struct("<I")
 """Length of what follows, in bytes."""
 
 MAX_MESSAGE: Final = 300
+NUM_PROBE_TOKENS: Final = 8
 _MIB: Final = 1024 * 1024
 
 _NOTHING_ALLOWED: Final = (
@@ -37,6 +38,8 @@ _NOTHING_ALLOWED: Final = (
 _EXPLANATIONS: Final = (
     ("oneOf constraints", "`oneOf` cannot be enforced where two alternatives may hold at once; use `anyOf`"),
     ("NoExtension", _NOTHING_ALLOWED),
+    ("too many expressions", "its patterns are too complex"),
+    ("Unable to determine if regex is empty", "its patterns together are too complex"),
     ("LexerTooComplex", "its patterns are too complex"),
     ("ParserTooComplex", "its rules are too complex"),
 )
@@ -78,22 +81,30 @@ class Vetter:
         """Raises Refusal when the worker could not use the grammar, or only at too high a price."""
         started_s = time.process_time()
         for where, grammar in draft.parts:
-            if error := self._first_mask_error(grammar):
+            if error := self._find_error(grammar, num_tokens=0):
                 raise Refusal(f"{where} cannot be enforced: {error}", draft.param)
-        if error := self._first_mask_error(draft.grammar):
+        if error := self._find_error(draft.grammar, NUM_PROBE_TOKENS):
             raise Refusal(f"the constraint cannot be enforced: {error}", draft.param)
         spent_s, limit_s = time.process_time() - started_s, self._compiler.limits.max_compile_s
         if spent_s > limit_s:
             raise Refusal(f"the constraint is too complex: {spent_s:.1f} s to compile, the limit is {limit_s} s")
 
-    def _first_mask_error(self, grammar: str) -> str:
-        """What is wrong with a grammar, "" for nothing."""
+    def _find_error(self, grammar: str, num_tokens: int) -> str:
+        """What is wrong with a grammar at its first mask or in the `num_tokens` that follow, "" for nothing."""
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0)
-        if not matcher.is_error():
-            mask = matcher.compute_bitmask()
-            if not matcher.is_error() and not any(mask):
+        for position in range(num_tokens + 1):
+            mask = int.from_bytes(matcher.compute_bitmask(), "little") if not matcher.is_error() else 0
+            if matcher.is_error():
+                return explain(matcher.get_error())
+            if position == 0 and not mask:
                 return _NOTHING_ALLOWED
-        return explain(matcher.get_error()) if matcher.is_error() else ""
+            for end in self.tokenizer.eos_tokens:
+                mask &= ~(1 << end)
+            if not mask:
+                break
+            lowest_allowed = (mask & -mask).bit_length() - 1
+            matcher.consume_token(lowest_allowed)
+        return ""
 
 
 def explain(error: str) -> str:

@@ -40,6 +40,8 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True, tag="tool_calls"):
     """"required", "auto" (strict tools only), or the name of the one function that must be called"""
     parallel: bool = True
     whitespace: str = "default"
+    tool_format: str = ""
+    """How the calls are written: "hermes", "llama3" or "mistral", as the asker's parser reads them. Empty: the setting."""
 
 
 Constraint = JsonSchema | JsonObject | Regex | Ebnf | Choice | StructuralTag | ToolCalls

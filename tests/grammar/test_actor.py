@@ -17,6 +17,7 @@ from shared.messages.constraints import (
     Compile,
     Compiled,
     ConstraintRefused,
+    Ebnf,
     JsonObject,
     JsonSchema,
     Regex,
@@ -99,6 +100,49 @@ async def test_a_hostile_constraint_costs_one_process_and_nobody_else(model_path
         # The one process was replaced: both are there again for two constraints at a time.
         replies = await asyncio.gather(*(client.ask(Choice(options=(f"n{i}",))) for i in range(4)))
         assert all(isinstance(reply, Compiled) for reply in replies)
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def doubling(keyword: str, depth: int) -> dict:
+    """Each definition asks for the next one twice: 2^depth schemas when written out."""
+    twice = {f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
+    return {"$defs": {**twice, f"d{depth}": {"type": "object"}}, "$ref": "#/$defs/d0"}
+
+
+BOMBS = {
+    "nested quantifiers": Regex(pattern="(a{1000}){1000}"),
+    "long quantifier": Regex(pattern="a{1000000}"),
+    "catastrophic backtracking": Regex(pattern="((a+)+)+b"),
+    "many searches": Regex(pattern="(.*a){25}"),
+    "60,000 words": Regex(pattern="|".join(f"w{i}" for i in range(60_000))),
+    "a million characters": Regex(pattern="a" * 2**20),
+    "a schema of a million characters": JsonSchema(schema={"enum": [f"{i:0200d}" for i in range(5000)]}),
+    "10,000 alternatives": JsonSchema(schema={"enum": list(range(10_000))}),
+    "3,000 alternatives": JsonSchema(schema={"anyOf": [{"properties": {f"p{i}": nested(3)}} for i in range(3000)]}),
+    "deep nesting": JsonSchema(schema=nested(60)),
+    "doubling allOf": JsonSchema(schema=doubling("allOf", 60)),
+    "doubling anyOf": JsonSchema(schema=doubling("anyOf", 60)),
+    "long string": JsonSchema(schema={"type": "string", "maxLength": 2**40}),
+    "long array": JsonSchema(schema={"type": "array", "items": nested(20), "minItems": 10**6}),
+    "product of searches": HOSTILE,
+    "ambiguous grammar": Ebnf(grammar='start: s\ns: s s | s s s | "a" | ""'),
+    "endless rule": Ebnf(grammar="start: a\na: a a"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOMBS)
+async def test_every_bomb_is_answered_within_three_seconds(model_path, name):
+    async with serving(model_path, num_processes=2) as client, asyncio.timeout(3.0):
+        bomb = asyncio.create_task(client.ask(BOMBS[name]))
+        assert isinstance(await client.ask(JsonObject()), Compiled)
+        await bomb
 
 
 async def test_memory_is_bounded(model_path):

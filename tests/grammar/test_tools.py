@@ -138,3 +138,9 @@ def test_tools_that_make_no_sense_are_refused_with_their_place(vetter, constrain
     assert isinstance(reply, ConstraintRefused)
     assert reply.param == param
     assert named in reply.message
+
+
+def test_the_asker_may_name_the_format_that_its_parser_reads(vetter):
+    accepts = language(vetter, calls("add", tool_format="llama3"))
+    assert accepts('{"name": "add", "parameters": {"a": 1, "b": 2}}')
+    assert isinstance(answer(vetter, calls("add", tool_format="xml")), ConstraintRefused)
