@@ -72,9 +72,11 @@ def _value_at(path: str, body: bytes) -> Any:
 def _malformed(message: str, body: bytes) -> ApiError:
     """msgspec takes half a surrogate pair for the end of the input; say what it is."""
     try:
-        json.loads(body)
+        json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return invalid(None, f"the body is not valid JSON: {message}")
-    if b"\\u" in body:
-        return invalid(None, "a \\u escape in the body is one half of a surrogate pair, which is no character")
-    return invalid(None, f"the body is not strict JSON: {message}")
+    return invalid(None, "a \\u escape in the body is one half of a surrogate pair, which is no character")
+
+
+def _refuse_constant(literal: str) -> None:
+    raise ValueError(f"{literal} is not JSON")

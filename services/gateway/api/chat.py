@@ -74,7 +74,7 @@ def interpret_chat(request: ChatRequest, circumstances: Circumstances) -> Asked:
     limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
     max_tokens = min(limits) if limits else None
     tools = _checked_tools(request)
-    constraint_param, constraint = constraint_of(request) or (None, None)
+    constraint_param, constraint = constraint_of(request, request.response_format) or (None, None)
     if (calls := _forced_calls(request, tools)) is not None:
         if constraint_param is not None:
             raise invalid(constraint_param, "it excludes a tool_choice that forces a call, and strict tools")

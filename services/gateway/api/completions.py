@@ -55,7 +55,7 @@ def interpret_completion(request: CompletionRequest, circumstances: Circumstance
     if num_logprobs is None and num_choices > num_kept:
         num_logprobs = 0  # the best is chosen by them
     wants_prompt_scores = bool(request.echo) and request.logprobs is not None
-    constraint_param, constraint = constraint_of(request) or (None, None)
+    constraint_param, constraint = constraint_of(request, request.response_format) or (None, None)
     plan = Plan(
         prompt=Prompts(
             items=_checked_prompts(request.prompt, facts),

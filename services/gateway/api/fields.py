@@ -28,7 +28,15 @@ GREEDY_BELOW = 1e-6
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Rid = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
+NumChoices = Annotated[int, Meta(ge=1, le=128)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+CacheSalt = Annotated[str, Meta(min_length=1, description="Requests of different salts share no prefix.")]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher goes first.")]
+Timeout = Annotated[float, Meta(gt=0, description="Seconds until the request ends with 504.")]
+Rid = Annotated[
+    str,
+    Meta(max_length=128, pattern=r"^[\x21-\x7e]+$", description="Id by which the request can be aborted."),
+]
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,26 +74,33 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
 
 
-class GenerationFields(SamplingFields, frozen=True, kw_only=True):
+class OutputFields(SamplingFields, frozen=True, kw_only=True):
+    """And what the output must look like: at most one of the constraints."""
+
+    regex: str | None = None
+    ebnf: Annotated[str, Meta(description="A grammar in GBNF or Lark.")] | None = None
+    json_schema: Annotated[dict[str, Any] | bool | str, Meta(description="A schema, or its JSON text.")] | None = None
+    choice: Annotated[list[str], Meta(description="The answer is one of these.")] | None = None
+    structural_tag: Annotated[dict[str, Any] | str, Meta(description="A specification, or its JSON text.")] | None = (
+        None
+    )
+    json_whitespace: Literal["compact", "flexible"] | None = None
+
+
+class GenerationFields(OutputFields, frozen=True, kw_only=True):
     """What chat and text completions have in common."""
 
     model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: NumChoices | None = None
+    seed: Seed | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     response_format: ResponseFormat | None = None
-    regex: str | None = None
-    ebnf: Annotated[str, Meta(description="A grammar in GBNF or Lark.")] | None = None
-    json_schema: Annotated[dict[str, Any] | bool | str, Meta(description="A schema, or its JSON text.")] | None = None
-    choice: Annotated[list[str], Meta(description="The answer is one of these.")] | None = None
-    structural_tag: dict[str, Any] | None = None
-    json_whitespace: Literal["compact", "flexible"] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, description="Requests of other salts share no prefix.")] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher goes first.")] | None = None
-    timeout: Annotated[float, Meta(gt=0, description="Seconds until the request ends with 504.")] | None = None
-    rid: Annotated[Rid, Meta(description="Id by which the request can be aborted.")] | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
+    timeout: Timeout | None = None
+    rid: Rid | None = None
     user: str | None = None
 
 
@@ -145,8 +160,9 @@ def checked_ids(ids: Sequence[int], facts: ModelFacts, param: str, max_ids: int 
 
 
 def _checked_bias(biases: dict[int, float], facts: ModelFacts, param: str) -> tuple[tuple[int, float], ...]:
-    checked_ids(list(biases), facts, param)
     for token_id, bias in biases.items():
+        if not 0 <= token_id < facts.vocab_size:
+            raise invalid(f"{param}.{token_id}", f"token id {token_id} is outside 0 to {facts.vocab_size - 1}")
         if not -100 <= bias <= 100:
             raise invalid(f"{param}.{token_id}", f"the bias is {shown(bias)}, the limits are -100 and 100")
     return tuple(biases.items())
@@ -170,42 +186,53 @@ def checked_min_tokens(fields: GenerationFields, max_tokens: int | None) -> int:
     return min_tokens
 
 
-def constraint_of(fields: GenerationFields) -> tuple[str, Constraint] | None:
-    """The field that constrains the output, and how; at most one may be given."""
+def constraint_of(
+    fields: OutputFields, response_format: ResponseFormat | None = None, prefix: str = ""
+) -> tuple[str, Constraint] | None:
+    """The field that constrains the output, and how. Raises ApiError when there are two."""
     whitespace = fields.json_whitespace or "default"
     found: list[tuple[str, Constraint]] = []
-    match fields.response_format:
-        case ResponseFormat(type="json_object"):
-            found.append(("response_format", JsonObject(whitespace=whitespace)))
-        case ResponseFormat(type="json_schema", json_schema=None):
-            raise invalid("response_format.json_schema", "this field is required for the type json_schema")
-        case ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat() as wanted):
-            strict = wanted.strict is not False
-            found.append(("response_format", JsonSchema(schema=wanted.schema_, strict=strict, whitespace=whitespace)))
+    if response_format is not None and (formatted := _format_constraint(response_format, whitespace)) is not None:
+        found.append(("response_format", formatted))
     if fields.regex is not None:
-        found.append(("regex", Regex(pattern=fields.regex)))
+        found.append((f"{prefix}regex", Regex(pattern=fields.regex)))
     if fields.ebnf is not None:
-        found.append(("ebnf", Ebnf(grammar=fields.ebnf)))
+        found.append((f"{prefix}ebnf", Ebnf(grammar=fields.ebnf)))
     if fields.json_schema is not None:
-        schema = parsed_schema(fields.json_schema, "json_schema")
-        found.append(("json_schema", JsonSchema(schema=schema, whitespace=whitespace)))
+        param = f"{prefix}json_schema"
+        found.append((param, JsonSchema(schema=_parsed(fields.json_schema, param), whitespace=whitespace)))
     if fields.choice is not None:
         if not fields.choice:
-            raise invalid("choice", "the list is empty, at least 1 choice is needed")
-        found.append(("choice", Choice(options=tuple(fields.choice))))
+            raise invalid(f"{prefix}choice", "the list is empty, at least 1 choice is needed")
+        found.append((f"{prefix}choice", Choice(options=tuple(fields.choice))))
     if fields.structural_tag is not None:
-        found.append(("structural_tag", StructuralTag(spec=fields.structural_tag)))
+        param = f"{prefix}structural_tag"
+        found.append((param, StructuralTag(spec=_parsed(fields.structural_tag, param))))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         raise invalid(found[1][0], f"{names} exclude each other, at most 1 may be given")
     return found[0] if found else None
 
 
-def parsed_schema(schema: Any, param: str) -> Any:
-    """A schema may be given as the text of its JSON."""
-    if not isinstance(schema, str):
-        return schema
+def _format_constraint(wanted: ResponseFormat, whitespace: str) -> Constraint | None:
+    match wanted.type:
+        case "text":
+            return None
+        case "json_object":
+            return JsonObject(whitespace=whitespace)
+        case "json_schema":
+            described = wanted.json_schema
+            if described is None:
+                raise invalid("response_format.json_schema", "this field is required for the type json_schema")
+            strict = described.strict is not False
+            return JsonSchema(schema=described.schema_, strict=strict, whitespace=whitespace)
+
+
+def _parsed(value: Any, param: str) -> Any:
+    """Some clients send JSON inside of a string."""
+    if not isinstance(value, str):
+        return value
     try:
-        return msgspec.json.decode(schema)
+        return msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(param, f"the text is not JSON: {error}") from None

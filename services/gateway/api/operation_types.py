@@ -58,7 +58,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     """Lists of them when a list of texts was given."""
 
-    tokens: list[int] | list[list[int]]
+    tokens: list[int | list[int]]
     count: int | list[int]
     max_model_len: int
 

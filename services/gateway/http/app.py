@@ -11,6 +11,8 @@ from services.gateway.api.chat import interpret_chat
 from services.gateway.api.chat_types import ChatRequest
 from services.gateway.api.completion_types import CompletionRequest
 from services.gateway.api.completions import interpret_completion
+from services.gateway.api.native import interpret_generate
+from services.gateway.api.native_types import GenerateRequest
 from services.gateway.api.operation_types import AbortRequest, DetokenizeRequest, TokenizeRequest
 from services.gateway.decoding import BodyDecoder
 from services.gateway.gateway import Gateway
@@ -36,6 +38,9 @@ def build_app(gateway: Gateway, tool_parser: str) -> ASGIApp:
             "/v1/completions",
             GenerationEndpoint(gateway, tool_parser, CompletionRequest, interpret_completion),
             methods=["POST"],
+        ),
+        Route(
+            "/generate", GenerationEndpoint(gateway, tool_parser, GenerateRequest, interpret_generate), methods=["POST"]
         ),
         Route("/v1/models", Answer(operations.models), methods=["GET"]),
         Route("/v1/models/{model:path}", Answer(operations.model), methods=["GET"]),

@@ -98,8 +98,8 @@ class Operations:
         tokens = [unpack_int32(ids) for ids in await gateway.mesh.encode(question)]
         max_len = gateway.facts.context_len
         if isinstance(request.prompt, list):
-            return Tokenized(tokens=tokens, count=[len(ids) for ids in tokens], max_model_len=max_len)
-        return Tokenized(tokens=tokens[0], count=len(tokens[0]), max_model_len=max_len)
+            return Tokenized(tokens=[*tokens], count=[len(ids) for ids in tokens], max_model_len=max_len)
+        return Tokenized(tokens=[*tokens[0]], count=len(tokens[0]), max_model_len=max_len)
 
     async def detokenize(self, request: DetokenizeRequest, scope: Scope) -> Detokenized:
         if request.model is not None:
