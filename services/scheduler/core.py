@@ -15,7 +15,7 @@ from services.scheduler.kv_feed import KvFeed
 from services.scheduler.outbox import Outbox
 from services.scheduler.planner import Planner, Row
 from services.scheduler.refusal import refusal
-from services.scheduler.reports import load_report, usage_record
+from services.scheduler.reports import load_report, max_total_tokens, usage_record
 from services.scheduler.request import Request
 from services.scheduler.settings import Settings
 from services.scheduler.step_window import StepWindow
@@ -54,10 +54,6 @@ class SchedulerCore:
         self.cache: KvCache | None = None
         self.lease: Lease | None = None
         self.is_draining = False
-        self.num_steps = 0
-        self.executor_wait_us = 0
-        self.executor_run_us = 0
-        self._last_seq = 0
         self._history = History()
         self._kv_feed = KvFeed(settings.replica_id)
         self._next_load_ms = 0
@@ -100,7 +96,7 @@ class SchedulerCore:
         self._publish(now_ms)
         if self.cache is not None:
             self.cache.check_balance()
-        return self._outbox.take(self.epoch, self._last_seq)
+        return self._outbox.take(self.epoch, self.window.last_seq)
 
     @property
     def epoch(self) -> int:
@@ -113,18 +109,14 @@ class SchedulerCore:
         return not self.requests and not len(self.window)
 
     def load(self) -> Load:
-        return load_report(self)
+        accepting = self.lease is not None and not self.is_draining
+        return load_report(self.settings.replica_id, self.lease, self.planner, self.cache, self.window, accepting)
 
     def kv_snapshot(self) -> KvSnapshot:
         """What is cached, as of the last KvEvents."""
         return self._kv_feed.snapshot(self.epoch, self.cache.tree.all_hashes() if self.cache else [])
 
     # ---------------------------------------------------------------- requests come and go
-
-    @property
-    def max_total_tokens(self) -> int:
-        """The longest sequence that context and pool can hold, prompt and output together."""
-        return min(self.lease.context_len, self.lease.num_slots) if self.lease else 0
 
     def _submit(self, submit: Submit, reply_to: str, now_ms: int) -> None:
         # The same Submit may come twice: its tokens are on their way, or can be had by a Resync.
@@ -136,7 +128,7 @@ class SchedulerCore:
                 submit=submit,
                 tokens=TokenBuffer(submit.prompt + submit.resumed),
                 prompt_len=prompt_len,
-                max_new_tokens=min(submit.max_new_tokens, self.max_total_tokens - prompt_len),
+                max_new_tokens=min(submit.max_new_tokens, max_total_tokens(self.lease) - prompt_len),
                 arrived_ms=now_ms,
             )
             self.requests[submit.request_id] = request
@@ -154,8 +146,8 @@ class SchedulerCore:
         if len(self.waiting) >= self.settings.max_waiting_reqs:
             message = f"{len(self.waiting)} requests are waiting, the limit is {self.settings.max_waiting_reqs}"
             return Rejected(code=RejectCode.QUEUE_FULL, message=message, retry_after_s=1.0)
-        limit_of = "context" if self.max_total_tokens == self.lease.context_len else "KV pool"
-        return refusal(submit, self.max_total_tokens, limit_of, now_ms)
+        limit_of = "context" if max_total_tokens(self.lease) == self.lease.context_len else "KV pool"
+        return refusal(submit, max_total_tokens(self.lease), limit_of, now_ms)
 
     def _end_early(self, request_id: str, reason: FinishReason, now_ms: int, num_tokens: int | None = None) -> None:
         # An unknown request has ended by itself: the message trailed its finish.
@@ -179,7 +171,7 @@ class SchedulerCore:
         request.finish = reason
         if request.placement is not None:
             assert self.cache is not None
-            self.planner.detach(request, self.cache, self.num_steps)
+            self.planner.detach(request, self.cache, self.window.num_steps)
         else:
             self.waiting.remove(request)
         del self.requests[request.request_id]
@@ -247,10 +239,9 @@ class SchedulerCore:
 
     def _send_steps(self, now_ms: int) -> None:
         while self.cache is not None and not self.window.is_full:
-            planned = self.planner.plan(self.cache, now_ms, self.num_steps + 1)
+            planned = self.planner.plan(self.cache, now_ms, self.window.num_steps + 1)
             if planned is None:
                 return
-            self.num_steps += 1
             seq = self.window.send(planned, now_ms)
             self._outbox.add(ev.SendStep(self.planner.message(planned, self.epoch, seq)))
 
@@ -262,9 +253,6 @@ class SchedulerCore:
             if (seq := self.window.missed(result)) is not None:
                 self._outbox.add(ev.AskResend(Resend(epoch=self.epoch, seq=seq)))
             return
-        self._last_seq = result.seq
-        self.executor_wait_us += result.wait_us
-        self.executor_run_us += result.run_us
         start = 0
         for row, num_new, end in zip(planned.rows, unpack_int32(result.counts), result.ends, strict=True):
             stop = start + num_new * INT32_BYTES
@@ -325,7 +313,7 @@ class SchedulerCore:
         """A prefilled chunk has its KV now: others may stand on it from here on."""
         assert request.placement is not None and self.cache is not None
         computed = request.tokens.view(0, request.computed_len)
-        changed_from = self.cache.commit(request.placement, computed, self.num_steps)
+        changed_from = self.cache.commit(request.placement, computed, self.window.num_steps)
         if changed_from is not None:
             request.mark_dirty(changed_from)
 
@@ -337,14 +325,15 @@ class SchedulerCore:
         self.lease = lease
         self.cache = KvCache(lease.num_slots, self.settings.new_tree)
         self.window.restart()
-        self._last_seq = 0
         self._outbox.add(ev.PublishKv(self._kv_feed.cleared(self.epoch)))
         for request in list(self.waiting):
-            if request.seq_len >= self.max_total_tokens:
-                error = f"{request.seq_len} tokens do not fit the new worker, which holds {self.max_total_tokens}"
+            if request.seq_len >= max_total_tokens(self.lease):
+                error = (
+                    f"{request.seq_len} tokens do not fit the new worker, which holds {max_total_tokens(self.lease)}"
+                )
                 self._finish(request, FinishReason.ERROR, now_ms, error=error)
             else:
-                request.max_new_tokens = min(request.max_new_tokens, self.max_total_tokens - request.prompt_len)
+                request.max_new_tokens = min(request.max_new_tokens, max_total_tokens(self.lease) - request.prompt_len)
         self._next_load_ms = now_ms
 
     def _worker_lost(self, now_ms: int) -> None:

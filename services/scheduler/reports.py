@@ -1,35 +1,41 @@
 """What the core says of itself and of the requests that ended."""
 
-from typing import TYPE_CHECKING
-
 from services.scheduler.events import RecordUsage
+from services.scheduler.kv_cache import KvCache
+from services.scheduler.planner import Planner
 from services.scheduler.request import Request
+from services.scheduler.step_window import StepWindow
 from shared.messages.cluster import Load
-
-if TYPE_CHECKING:
-    from services.scheduler.core import SchedulerCore
+from shared.messages.execution import Lease
 
 
-def load_report(core: "SchedulerCore") -> Load:
+def max_total_tokens(lease: Lease | None) -> int:
+    """The longest sequence that context and pool can hold, prompt and output together; 0 without a worker."""
+    return min(lease.context_len, lease.num_slots) if lease else 0
+
+
+def load_report(
+    replica_id: str, lease: Lease | None, planner: Planner, cache: KvCache | None, window: StepWindow, accepting: bool
+) -> Load:
     """The load as routers and gateways hear it."""
-    waiting, running, cache = core.waiting, core.planner.running, core.cache
+    waiting, running = planner.waiting, planner.running
     uncached = sum(request.seq_len - request.match_len for request in waiting)
     uncached += sum(request.prefill_left for request in running.values())
     return Load(
-        replica_id=core.settings.replica_id,
-        epoch=core.epoch,
+        replica_id=replica_id,
+        epoch=lease.epoch if lease else 0,
         num_running_reqs=len(running),
         num_waiting_reqs=len(waiting),
         num_uncached_tokens=uncached,
         num_used_slots=cache.num_used_slots if cache else 0,
         num_cached_slots=cache.tree.num_slots if cache else 0,
         num_slots=cache.pool.num_slots if cache else 0,
-        accepting=cache is not None and not core.is_draining,
-        num_retracted_reqs=core.planner.num_retracted_reqs,
-        num_steps=core.num_steps,
-        max_total_tokens=core.max_total_tokens,
-        executor_wait_us=core.executor_wait_us,
-        executor_run_us=core.executor_run_us,
+        accepting=accepting,
+        num_retracted_reqs=planner.num_retracted_reqs,
+        num_steps=window.num_steps,
+        max_total_tokens=max_total_tokens(lease),
+        executor_wait_us=window.executor_wait_us,
+        executor_run_us=window.executor_run_us,
     )
 
 

@@ -28,6 +28,13 @@ class StepWindow:
         self._next_seq = 1
         self._us_per_token = 0.0
         self._us_per_step = 0.0
+        self.last_seq = 0
+        """Of the last result taken in this epoch."""
+        self.num_steps = 0
+        """Sent since the start, over all epochs."""
+        self.executor_wait_us = 0
+        """Since the start: how long the worker's executor had nothing to run."""
+        self.executor_run_us = 0
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -40,11 +47,13 @@ class StepWindow:
         """A new epoch: steps are numbered from 1 again, nothing is under way."""
         self._steps.clear()
         self._next_seq = 1
+        self.last_seq = 0
 
     def send(self, planned: PlannedStep, now_ms: int) -> int:
         """Returns the step's number."""
         assert not self.is_full
         seq, self._next_seq = self._next_seq, self._next_seq + 1
+        self.num_steps += 1
         self._steps.append(StepInFlight(seq, planned, now_ms))
         return seq
 
@@ -53,6 +62,9 @@ class StepWindow:
         if not self._steps or result.seq != self._steps[0].seq:
             return None
         step = self._steps.popleft()
+        self.last_seq = result.seq
+        self.executor_wait_us += result.wait_us
+        self.executor_run_us += result.run_us
         if self._steps:
             # The worker turns to the next step only now.
             self._steps[0].sent_ms = max(self._steps[0].sent_ms, now_ms)
