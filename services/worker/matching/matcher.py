@@ -80,18 +80,28 @@ class Matcher:
         self.forced = self.forced or rest
 
     @property
+    def filling(self) -> Future[None] | None:
+        """The job in another thread that is going to fill the mask, if it has not yet. Raises what went wrong there."""
+        job = self._filling
+        if job is None or self._mask_is_after == self._filling_after:
+            return None
+        if job.done():
+            job.result()
+            return None
+        return job
+
+    @property
     def is_busy(self) -> bool:
-        """Another thread is going to fill the mask. Raises what went wrong there."""
-        if self._filling is None or self._mask_is_after == self._filling_after:
-            return False
-        if self._filling.done():
-            self._filling.result()
-            return False
-        return True
+        return self.filling is not None
 
     @property
     def has_mask(self) -> bool:
         return self._mask_is_after == self._num_accepted
+
+    @property
+    def wants_mask(self) -> bool:
+        """Its mask is out of date and may be filled by whoever asks."""
+        return self.prepare() and not (self.failure or self.has_mask or self.is_busy)
 
     def filled_by(self, job: Future[None]) -> None:
         """`job` is going to call `fill_mask`; until then the matcher must not move."""

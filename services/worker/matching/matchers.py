@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -20,20 +20,15 @@ PATIENCE_S = 0.005
 class PendingMasks:
     """The masks of one step's rows, while they are being filled and the model runs."""
 
-    def __init__(self, matchers: Sequence[Matcher], job: Future[None] | None) -> None:
+    def __init__(self, matchers: Sequence[Matcher]) -> None:
         self._matchers = matchers
-        self._job = job
 
     def wait(self) -> None:
         """Return when all masks are there, or patience is over: see `Matcher.has_mask`."""
-        if self._job is not None:
-            try:
-                self._job.result(PATIENCE_S)
-            except TimeoutError:
-                return
+        wait({job for matcher in self._matchers if (job := matcher.filling) is not None}, PATIENCE_S)
         for matcher in self._matchers:
-            # Its grammar was compiled while the model ran.
-            if not matcher.has_mask and matcher.prepare() and not matcher.failure:
+            # A grammar that was compiled while the model ran.
+            if matcher.wants_mask:
                 matcher.fill_mask()
 
 
@@ -70,14 +65,13 @@ class Matchers:
         return matcher
 
     def fill(self, matchers: Sequence[Matcher]) -> PendingMasks:
-        """Start to fill the masks of `matchers`, those that are ready."""
-        ready = [m for m in matchers if m.prepare() and not (m.failure or m.has_mask or m.is_busy)]
-        job = None
-        if ready:
-            job = self._filling.submit(_fill_all, ready)
-            for matcher in ready:
+        """Start to fill the masks of `matchers`, as far as their grammars are compiled."""
+        wanting = [matcher for matcher in matchers if matcher.wants_mask]
+        if wanting:
+            job = self._filling.submit(_fill_all, wanting)
+            for matcher in wanting:
                 matcher.filled_by(job)
-        return PendingMasks(matchers, job)
+        return PendingMasks(matchers)
 
     def close(self) -> None:
         for pool in (self._compiling, self._filling):

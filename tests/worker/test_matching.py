@@ -1,0 +1,311 @@
+import json
+import threading
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from services.worker.engine import Engine
+from services.worker.matching.matchers import Matchers
+from services.worker.runner import ModelLimits
+from services.worker.torch_runner import TorchRunner
+from shared.messages.execution import RowEnd
+from shared.messages.sampling import SamplingParams
+from tests.support.lagging_scheduler import LaggingScheduler
+from tests.support.tokenizer_models import tokenizer_json
+from tests.support.worker_steps import new_sequence, rows, step
+
+END = 0
+VOCAB = 640
+"""Wider than the tokenizer's vocabulary, as logits often are."""
+LIMITS = ModelLimits(num_slots=1 << 20, context_len=4000, vocab_size=VOCAB, end_token_ids=(END,))
+PROFILE = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "role": {"enum": ["administrator", "assistant", "user"]},
+        "tags": {"type": "array", "items": {"enum": ["quick", "brown", "lazy"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "role", "tags"],
+    "additionalProperties": False,
+}
+
+
+def json_grammar(schema):
+    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
+
+
+PROFILE_GRAMMAR = json_grammar(PROFILE)
+FIXED_GRAMMAR = LLMatcher.grammar_from_lark('start: "The quick brown fox jumps over the lazy dog." /[0-9]{2}/')
+PROMPT = [400, 401, 402]
+
+
+def open_tokenizer():
+    return LLTokenizer(tokenizer_json("byte_level"), n_vocab=VOCAB, eos_token=[END])
+
+
+TOKENIZER = open_tokenizer()
+
+
+class RandomModel:
+    """Logits are a function of the last token and its position: any text is as likely as another."""
+
+    def __init__(self, seed=0):
+        self.table = torch.from_numpy(np.random.default_rng(seed).standard_normal((997, VOCAB)).astype(np.float32) * 3)
+
+    def forward(self, batch):
+        wanted = batch.logit_index
+        return self.table[torch.from_numpy((batch.token_ids[wanted] * 31 + batch.positions[wanted] * 17) % 997)].clone()
+
+
+def make_engine(*, jump_forward=True, model_seed=0, opening=open_tokenizer, **settings):
+    matchers = Matchers(opening, VOCAB, jump_forward=jump_forward, **settings)
+    return Engine(TorchRunner(RandomModel(model_seed), LIMITS), matchers, jump_forward=jump_forward)
+
+
+def generate(engine, *, window=2, reserve=16, prompt=PROMPT, **description):
+    scheduler = LaggingScheduler(engine, window=window, reserve=reserve)
+    description = {"grammar": PROFILE_GRAMMAR, "max_new_tokens": 200} | description
+    return scheduler.run({1: new_sequence(1, prompt, **description)})[1]
+
+
+def text_of(generated):
+    return TOKENIZER.decode_str([token for token in generated.token_ids if token != END])
+
+
+@pytest.fixture
+def engine():
+    with closing(make_engine()) as engine:
+        yield engine
+
+
+@pytest.fixture
+def sampling_engine():
+    """Without jump-forward: every token is sampled."""
+    with closing(make_engine(jump_forward=False)) as engine:
+        yield engine
+
+
+# ---------------------------------------------------------------- what comes out
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
+def test_the_output_is_always_valid_and_ends_with_an_end_token(engine, temperature):
+    for seed in range(10):
+        engine.reset()
+        generated = generate(engine, sampling=SamplingParams(temperature=temperature, seed=seed))
+        assert generated.end is RowEnd.STOP
+        assert generated.token_ids[-1] == END
+        profile = json.loads(text_of(generated))
+        assert profile["role"] in PROFILE["properties"]["role"]["enum"]
+        assert set(profile) == set(PROFILE["required"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    window=st.sampled_from([1, 2]),
+    reserve=st.sampled_from([0, 1, 2, 7, 64]),
+    max_new_tokens=st.sampled_from([1, 2, 5, 30, 200]),
+    grammar=st.sampled_from([PROFILE_GRAMMAR, FIXED_GRAMMAR]),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+def test_jumping_ahead_changes_no_token_whatever_the_window_and_the_slots(
+    seed, window, reserve, max_new_tokens, grammar, temperature
+):
+    sampling = SamplingParams(temperature=temperature, seed=seed, presence_penalty=0.5)
+    outputs = []
+    for jump_forward in (False, True):
+        with closing(make_engine(jump_forward=jump_forward, model_seed=seed)) as engine:
+            outputs.append(
+                generate(
+                    engine,
+                    window=window,
+                    reserve=reserve,
+                    sampling=sampling,
+                    grammar=grammar,
+                    max_new_tokens=max_new_tokens,
+                )
+            )
+    sampled, jumped = outputs
+    assert jumped.token_ids == sampled.token_ids
+    assert (jumped.end, jumped.failure) == (sampled.end, "")
+    assert len(jumped.token_ids) <= max_new_tokens
+
+
+def test_forced_tokens_come_several_in_one_step_and_in_fewer_steps(engine, sampling_engine):
+    sampling = SamplingParams(temperature=0)
+    slow = generate(sampling_engine, sampling=sampling, reserve=64)
+    fast = generate(engine, sampling=sampling, reserve=64)
+    assert fast.token_ids == slow.token_ids
+    # While the grammar compiles a row gives nothing.
+    assert set(slow.counts) <= {0, 1}
+    assert max(fast.counts) > 3
+    assert sum(count > 0 for count in fast.counts) < 0.7 * sum(count > 0 for count in slow.counts)
+
+
+def test_forced_tokens_are_those_of_the_tokenizer(engine):
+    generated = generate(engine, grammar=FIXED_GRAMMAR, reserve=64)
+    text = text_of(generated)
+    assert text.startswith("The quick brown fox jumps over the lazy dog.")
+    assert generated.token_ids[:-1] == TOKENIZER.tokenize_str(text)
+
+
+def test_without_spare_slots_no_forced_token_is_taken_and_none_is_lost(engine):
+    generated = generate(engine, grammar=FIXED_GRAMMAR, reserve=0)
+    assert max(generated.counts[:-1]) == 1
+    assert text_of(generated).startswith("The quick brown fox")
+
+
+def test_truncation_by_the_length_limit_is_a_length(engine):
+    for limit in range(1, 12):
+        engine.reset()
+        generated = generate(engine, grammar=FIXED_GRAMMAR, max_new_tokens=limit, reserve=64)
+        assert generated.end is RowEnd.LENGTH
+        assert len(generated.token_ids) == limit
+
+
+def test_the_end_token_follows_by_itself_once_nothing_else_may(engine, sampling_engine):
+    last = [generate(e, grammar=FIXED_GRAMMAR, reserve=64).counts[-1] for e in (engine, sampling_engine)]
+    assert last == [2, 1]
+
+
+def test_logprobs_are_those_of_sampling_every_token(engine, sampling_engine):
+    sampling = SamplingParams(temperature=1, num_logprobs=2, seed=3)
+    jumped, sampled = (generate(e, sampling=sampling, reserve=64) for e in (engine, sampling_engine))
+    assert jumped.token_ids == sampled.token_ids
+    assert len(jumped.logprobs) == len(jumped.token_ids)
+    assert np.allclose(jumped.logprobs, sampled.logprobs, atol=1e-6)
+
+
+def test_a_resumed_sequence_goes_on_as_if_nothing_had_happened(engine):
+    sampling = SamplingParams(temperature=1, seed=5)
+    whole = generate(engine, sampling=sampling).token_ids
+    for cut in range(1, len(whole), 3):
+        engine.reset()
+        again = generate(engine, prompt=PROMPT + whole[:cut], prompt_len=len(PROMPT), sampling=sampling)
+        assert again.token_ids == whole
+
+
+def test_many_sequences_with_different_grammars_each_follow_their_own(engine):
+    grammars = {n: LLMatcher.grammar_from_lark(f'start: "number {n}: " /[a-z]{{{n}}}/') for n in range(1, 9)}
+    news = {
+        n: new_sequence(n, PROMPT, grammar=grammar, max_new_tokens=100, sampling=SamplingParams(seed=n))
+        for n, grammar in grammars.items()
+    }
+    news[9] = new_sequence(9, PROMPT, max_new_tokens=20, sampling=SamplingParams(logit_bias=((END, -100.0),)))
+    outputs = LaggingScheduler(engine).run(news)
+    for n in grammars:
+        head, tail = text_of(outputs[n]).split(": ")
+        assert (head, len(tail), outputs[n].end) == (f"number {n}", n, RowEnd.STOP)
+    assert (len(outputs[9].token_ids), outputs[9].end) == (20, RowEnd.LENGTH)
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_an_optional_end_is_the_models_choice_and_min_new_tokens_delays_it(engine):
+    digits = LLMatcher.grammar_from_lark("start: /[0-9]+/")
+    willing = SamplingParams(temperature=1, logit_bias=((END, 50.0),))
+    assert len(generate(engine, grammar=digits, sampling=willing).token_ids) == 2
+    engine.reset()
+    delayed = SamplingParams(temperature=1, logit_bias=((END, 50.0),), min_new_tokens=7)
+    generated = generate(engine, grammar=digits, sampling=delayed)
+    assert (len(generated.token_ids), generated.end) == (8, RowEnd.STOP)
+
+
+@pytest.mark.parametrize("jump_forward", [True, False])
+@pytest.mark.parametrize("controls", [{"min_new_tokens": 50}, {"ignore_eos": True}])
+def test_a_complete_text_ends_even_if_the_request_would_rather_go_on(jump_forward, controls):
+    with closing(make_engine(jump_forward=jump_forward)) as engine:
+        generated = generate(engine, grammar=FIXED_GRAMMAR, sampling=SamplingParams(**controls))
+    assert generated.end is RowEnd.STOP
+    assert generated.token_ids[-1] == END
+
+
+def test_a_stop_token_among_forced_ones_ends_the_sequence_there(engine):
+    fox = TOKENIZER.tokenize_str("The quick brown fox jumps over the lazy dog.")
+    sampling = SamplingParams(stop_token_ids=(fox[4],))
+    generated = generate(engine, grammar=FIXED_GRAMMAR, sampling=sampling, reserve=64)
+    assert generated.token_ids == fox[: fox.index(fox[4]) + 1]
+    assert generated.end is RowEnd.STOP
+
+
+# ---------------------------------------------------------------- late and failing grammars
+
+
+def test_a_grammar_that_compiles_late_delays_its_own_row_alone():
+    may_open = threading.Event()
+
+    def open_late():
+        assert may_open.wait(10)
+        return open_tokenizer()
+
+    with closing(make_engine(opening=open_late)) as engine:
+        admit = [new_sequence(1, PROMPT, grammar=FIXED_GRAMMAR), new_sequence(2, PROMPT)]
+        first = rows(engine.run(step(1, admit=admit, extend=[(1, 3), (2, 3)])))
+        assert [len(row.tokens) for row in first] == [0, 1]
+        second = rows(engine.run(step(2, decode=[1, 2])))
+        assert [len(row.tokens) for row in second] == [0, 1]
+        may_open.set()
+        seq, tokens = 3, []
+        while not tokens:
+            row = rows(engine.run(step(seq, decode=[1])))[0]
+            seq, tokens = seq + 1, row.tokens
+        assert TOKENIZER.decode_str(tokens).startswith("The")
+
+
+@pytest.mark.parametrize("grammar", ["start: (((", "no grammar at all", 'start: "a" start "b"'])
+def test_a_grammar_that_cannot_be_used_fails_its_request_alone(engine, grammar):
+    news = {1: new_sequence(1, PROMPT, grammar=grammar), 2: new_sequence(2, PROMPT, max_new_tokens=5)}
+    outputs = LaggingScheduler(engine).run(news)
+    assert outputs[1].end is RowEnd.FAILED
+    assert outputs[1].failure
+    assert outputs[2].end is not RowEnd.FAILED
+
+
+def test_without_a_tokenizer_constrained_requests_fail_with_the_reason():
+    def fail():
+        raise FileNotFoundError("no tokenizer.json in model_path ''")
+
+    with closing(make_engine(opening=fail)) as engine:
+        generated = generate(engine)
+        assert generated.end is RowEnd.FAILED
+        assert "no tokenizer.json" in generated.failure
+        engine.reset()
+        assert generate(engine, grammar=None, max_new_tokens=3).end is not RowEnd.FAILED
+
+
+def test_generated_tokens_that_do_not_fit_the_grammar_fail_the_request(engine):
+    generated = generate(engine, prompt=[*PROMPT, 500, 501], prompt_len=3)
+    assert generated.end is RowEnd.FAILED
+    assert "cannot be followed" in generated.failure
+
+
+def test_compiled_grammars_are_kept_up_to_a_bound():
+    with closing(Matchers(open_tokenizer, VOCAB, max_grammars=3)) as matchers:
+        for n in range(5):
+            matchers.open(f'start: "{n}"', [])
+        assert matchers.num_grammars == 3
+        again = matchers.open('start: "4"', [])
+        assert matchers.num_grammars == 3
+        matchers.fill([again]).wait()
+
+
+def test_a_mask_allows_what_the_grammar_allows_and_no_padding():
+    with closing(Matchers(open_tokenizer, VOCAB, jump_forward=False)) as matchers:
+        matcher = matchers.open("start: /[ab]/", [])
+        while not matcher.prepare():
+            pass
+        matchers.fill([matcher]).wait()
+        bits = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:VOCAB]
+        assert {TOKENIZER.decode_str([token]) for token in np.flatnonzero(bits).tolist()} == {"a", "b"}
+        assert matcher.forced == []
+        matcher.accept(TOKENIZER.tokenize_str("a")[0])
+        assert matcher.is_complete
+        assert not matcher.has_mask
