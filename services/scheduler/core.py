@@ -272,25 +272,19 @@ class SchedulerCore:
             self._finish(request, FinishReason.ERROR, now_ms, error=error)
             return
         assert end != RowEnd.DROPPED, "the worker drops rows of ended sequences only"
-        if request.handle == row.handle:
-            request.computed_len = request.seq_len if row.samples else row.end
-            if row.end <= request.admitted_len:
-                self._share_prefix(request)
-            # Forced tokens may have taken the worker further than the rows that were planned.
-            reached = request.computed_len + request.num_samples_in_flight
-            if request.sent_len < reached:
-                request.sent_len = reached
         # A request that was retracted meanwhile keeps its new tokens: they are true, only their KV is gone.
         position = request.num_generated
         finish = None
         if end != RowEnd.RUNNING:
             finish = FinishReason.STOP if end == RowEnd.STOP else FinishReason.LENGTH
-        elif request.max_new_tokens == 0 and request.computed_len == request.admitted_len:
+        elif request.max_new_tokens == 0 and row.end == request.admitted_len and request.handle == row.handle:
             finish = FinishReason.LENGTH
         if new_ids:
             request.append(new_ids)
             if request.first_token_ms is None:
                 request.first_token_ms = now_ms
+        if request.handle == row.handle:
+            self._confirm(request, row)
         prompt_logprobs = result.prompt_logprobs.get(row.handle) if position == 0 else None
         if not (new_ids or finish or prompt_logprobs):
             return
@@ -309,13 +303,18 @@ class SchedulerCore:
         else:
             self._finish(request, finish, now_ms, emission)
 
-    def _share_prefix(self, request: Request) -> None:
-        """A prefilled chunk has its KV now: others may stand on it from here on."""
-        assert request.placement is not None and self.cache is not None
-        computed = request.tokens.view(0, request.computed_len)
-        changed_from = self.cache.commit(request.placement, computed, self.window.num_steps)
-        if changed_from is not None:
-            request.mark_dirty(changed_from)
+    def _confirm(self, request: Request, row: Row) -> None:
+        """The row's KV is there: of a row that samples all but the last token, however many tokens it brought."""
+        request.computed_len = request.seq_len - 1 if row.samples else row.end
+        if row.samples:
+            # A forced token takes the worker further than planned, a mask that is not ready yet holds it back.
+            request.sent_len = max(request.admitted_len, request.computed_len + request.num_samples_in_flight)
+        if row.end <= request.admitted_len:
+            assert request.placement is not None and self.cache is not None
+            computed = request.tokens.view(0, request.computed_len)
+            changed_from = self.cache.commit(request.placement, computed, self.window.num_steps)
+            if changed_from is not None:
+                request.mark_dirty(changed_from)
 
     # ---------------------------------------------------------------- workers come and go
 

@@ -88,10 +88,10 @@ class Gateway:
 class Replica:
     """The scheduler and its worker as handlers of one world."""
 
-    def __init__(self, num_slots: int, limits: Limits, window: int = 2) -> None:
+    def __init__(self, num_slots: int, limits: Limits, window: int = 2, forces: bool = False) -> None:
         self.num_slots = num_slots
+        self.forces = forces
         self.core = SchedulerCore(Settings(replica_id="r", limits=limits, window=window))
-        self.worker = CheckedWorker(num_slots)
         self.epoch = 0
         self.usage: list[ev.RecordUsage] = []
         self.core.step(0, [self.new_worker()])
@@ -99,7 +99,7 @@ class Replica:
     def new_worker(self) -> ev.WorkerJoined:
         """An empty worker under a new epoch takes the old one's place."""
         self.epoch += 1
-        self.worker = CheckedWorker(self.num_slots)
+        self.worker = CheckedWorker(self.num_slots, self.forces)
         lease = Lease(
             group="w",
             epoch=self.epoch,
@@ -145,18 +145,21 @@ class Replica:
         assert cache.pool.num_free == cache.pool.num_slots
 
 
-def run(seed: int, num_slots: int, window: int = 2, abort_share: float = 0.3) -> tuple[Replica, Gateway]:
+def run(
+    seed: int, num_slots: int, window: int = 2, abort_share: float = 0.3, forces: bool = False
+) -> tuple[Replica, Gateway]:
     world = World(seed)
     limits = Limits(max_running_reqs=12, max_prefill_tokens=48, reserve_slots=8, min_shared_prefix=4)
-    replica, gateway = Replica(num_slots, limits, window), Gateway(world.random, 40, abort_share)
+    replica, gateway = Replica(num_slots, limits, window, forces), Gateway(world.random, 40, abort_share)
     gateway.start(world)
     world.run({"scheduler": replica.scheduler, "worker": replica.slow_worker, GATEWAY: gateway})
     return replica, gateway
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_every_request_finishes_once_with_its_own_tokens_and_no_slot_leaks(seed: int) -> None:
-    replica, gateway = run(seed, num_slots=Random(seed).choice([260, 400, 3000]))
+@pytest.mark.parametrize("forces", [False, True], ids=["sampled", "forced"])
+@pytest.mark.parametrize("seed", range(100))
+def test_every_request_finishes_once_with_its_own_tokens_and_no_slot_leaks(seed: int, forces: bool) -> None:
+    replica, gateway = run(seed, num_slots=Random(seed).choice([260, 400, 3000]), forces=forces)
     for request_id, sent in gateway.sent.items():
         expected = expected_output(sent.prompt, sent.max_new_tokens)
         assert sent.output == expected[: len(sent.output)], request_id

@@ -54,14 +54,19 @@ class _Sequence:
     max_new_tokens: int
     slots: list[int]
     computed_len: int
-    ended: bool = False
+    end: RowEnd = RowEnd.RUNNING
 
 
 @dataclass
 class CheckedWorker:
-    """Executes steps in order; `num_slots` slots, each None or the hash of its prefix."""
+    """Executes steps in order; `num_slots` slots, each None or the hash of its prefix.
+
+    With `forces`, rows behave as under a grammar: now and then one brings no token (its mask is not ready) or several
+    (forced tokens, as far as the slots reach). The tokens themselves are the same.
+    """
 
     num_slots: int
+    forces: bool = False
     sequences: dict[int, _Sequence] = field(default_factory=dict)
     num_steps: int = 0
     num_computed_tokens: int = 0
@@ -86,9 +91,9 @@ class CheckedWorker:
         rows = [(handle, None) for handle in unpack_int32(step.decode)]
         rows += list(zip(extend[::2], extend[1::2], strict=True))
         for handle, extend_len in rows:
-            token, end = self._row(self.sequences[handle], extend_len)
-            counts.append(int(token is not None))
-            tokens += [] if token is None else [token]
+            new, end = self._row(self.sequences[handle], extend_len)
+            counts.append(len(new))
+            tokens += new
             ends.append(end)
         self.extend_lens.append(self.num_computed_tokens - before)
         return StepResult(
@@ -118,26 +123,47 @@ class CheckedWorker:
         assert held == chain, "a slot does not hold what its sequence believes"
         assert len(set(sequence.slots)) == len(sequence.slots), "a slot stands for two positions"
 
-    def _row(self, sequence: _Sequence, extend_len: int | None) -> tuple[int | None, RowEnd]:
-        if sequence.ended:
-            return None, RowEnd.DROPPED
+    def _row(self, sequence: _Sequence, extend_len: int | None) -> tuple[list[int], RowEnd]:
+        if sequence.end is not RowEnd.RUNNING:
+            return [], RowEnd.DROPPED
         self._check_prefix(sequence)
-        end = len(sequence.token_ids) if extend_len is None else sequence.computed_len + extend_len
-        assert sequence.computed_len < end <= len(sequence.token_ids)
-        assert extend_len is not None or end - sequence.computed_len == 1, "a decode row before prefill is done"
+        num_left = len(sequence.token_ids) - sequence.computed_len
+        length = 1 if extend_len is None else extend_len
+        assert 0 < length <= num_left, "a decode row before prefill is done, or a row beyond the tokens there are"
+        reaches_end = length == num_left and sequence.max_new_tokens > 0
+        choice = self._choice(sequence) if self.forces and reaches_end else 0
+        new = []
+        for _ in range(min(choice, len(sequence.slots) - len(sequence.token_ids) - 1)):
+            new.append(self._append(sequence))
+            length += 1
+            if sequence.end is not RowEnd.RUNNING:
+                break
+        self._compute(sequence, length)
+        if choice < 0:
+            sequence.computed_len -= 1  # the last token is computed once more for its logits
+        elif reaches_end and sequence.end is RowEnd.RUNNING:
+            new.append(self._append(sequence))
+        return new, sequence.end
+
+    def _choice(self, sequence: _Sequence) -> int:
+        """-1: no token; n >= 0: so many forced ones."""
+        number = prefix_hashes([*sequence.token_ids, self.num_steps])[-1][0]
+        return -1 if number < 60 else max(0, number - 240)
+
+    def _compute(self, sequence: _Sequence, length: int) -> None:
+        end = sequence.computed_len + length
         for position, prefix in enumerate(prefix_hashes(sequence.token_ids[:end])):
             if position >= sequence.computed_len:
                 self.pool[sequence.slots[position]] = prefix
-        self.num_computed_tokens += end - sequence.computed_len
+        self.num_computed_tokens += length
         sequence.computed_len = end
-        if end < len(sequence.token_ids) or sequence.max_new_tokens == 0:
-            return None, RowEnd.RUNNING
+
+    @staticmethod
+    def _append(sequence: _Sequence) -> int:
         token = next_token(sequence.token_ids)
         sequence.token_ids.append(token)
         if token == END_TOKEN:
-            sequence.ended = True
-            return token, RowEnd.STOP
-        if len(sequence.token_ids) - sequence.prompt_len == sequence.max_new_tokens:
-            sequence.ended = True
-            return token, RowEnd.LENGTH
-        return token, RowEnd.RUNNING
+            sequence.end = RowEnd.STOP
+        elif len(sequence.token_ids) - sequence.prompt_len == sequence.max_new_tokens:
+            sequence.end = RowEnd.LENGTH
+        return token
