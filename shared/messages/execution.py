@@ -80,7 +80,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     epoch: int
     seq: int
     counts: bytes
-    """int32 [rows]: new tokens of each row; 0 for an extend that has not reached the end. More than 1: forced tokens."""
+    """int32 [rows]: new tokens of each row. More than 1: forced tokens. 0: an extend that has not reached the end, or a row
+    whose grammar was not ready in time; such a row has computed its tokens, and the next one computes the last again."""
     token_ids: bytes
     """int32 [sum of counts]"""
     ends: bytes

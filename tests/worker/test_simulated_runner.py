@@ -1,11 +1,18 @@
+import re
+from contextlib import closing
+
 import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 
 from services.worker.core import WorkerCore
+from services.worker.engine import Engine
 from services.worker.matching.matchers import Matchers
 from services.worker.runner import ModelLimits
 from services.worker.simulated_runner import SimulatedRunner
 from shared.messages.packing import unpack_float32
 from shared.messages.sampling import SamplingParams
+from tests.support.lagging_scheduler import LaggingScheduler
+from tests.support.tokenizer_models import tokenizer_json
 from tests.support.worker_steps import new_sequence, rows, step
 
 LIMITS = ModelLimits(num_slots=1000, context_len=200, vocab_size=50, end_token_ids=(0, 7))
@@ -58,3 +65,13 @@ def test_its_one_possible_token_has_logprob_zero():
     assert unpack_float32(result.logprobs[1].chosen) == [0]
     assert unpack_float32(result.prompt_logprobs[1].chosen) == [0, 0]
     assert result.logprobs[1].num_top == 1
+
+
+def test_with_a_grammar_it_stays_within_what_is_allowed():
+    tokenizer = LLTokenizer(tokenizer_json("byte_level"), n_vocab=640, eos_token=[0])
+    limits = ModelLimits(num_slots=1 << 20, context_len=200, vocab_size=640, end_token_ids=(0,))
+    engine = Engine(SimulatedRunner(limits, 0), Matchers(lambda: tokenizer, 640))
+    grammar = LLMatcher.grammar_from_lark('start: "size: " /[0-9]{3}/ " px"')
+    with closing(engine):
+        output = LaggingScheduler(engine).run({1: new_sequence(1, [400], grammar=grammar)})[1]
+    assert re.fullmatch(r"size: [0-9]{3} px", tokenizer.decode_str(output.token_ids[:-1]))

@@ -80,8 +80,10 @@ class Matcher:
         self.forced = self.forced or rest
 
     @property
-    def filling(self) -> Future[None] | None:
-        """The job in another thread that is going to fill the mask, if it has not yet. Raises what went wrong there."""
+    def pending(self) -> Future[LLMatcher] | Future[None] | None:
+        """What another thread is still doing for this matcher, its grammar or its mask. Raises what went wrong with the mask."""
+        if self._prototype is not None:
+            return self._prototype
         job = self._filling
         if job is None or self._mask_is_after == self._filling_after:
             return None
@@ -92,7 +94,7 @@ class Matcher:
 
     @property
     def is_busy(self) -> bool:
-        return self.filling is not None
+        return self.pending is not None
 
     @property
     def has_mask(self) -> bool:

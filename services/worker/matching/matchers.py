@@ -14,7 +14,7 @@ NUM_COMPILERS = 2
 
 BITS_PER_WORD = 32
 PATIENCE_S = 0.005
-"""How long a step waits for masks once its logits are there. Rows whose mask is later than that sample in the next step."""
+"""How long a step waits for grammars and masks once its logits are there. Rows for which that is too soon sample in the next."""
 
 
 class PendingMasks:
@@ -25,7 +25,7 @@ class PendingMasks:
 
     def wait(self) -> None:
         """Return when all masks are there, or patience is over: see `Matcher.has_mask`."""
-        wait({job for matcher in self._matchers if (job := matcher.filling) is not None}, PATIENCE_S)
+        wait({job for matcher in self._matchers if (job := matcher.pending) is not None}, PATIENCE_S)
         for matcher in self._matchers:
             # A grammar that was compiled while the model ran.
             if matcher.wants_mask:
