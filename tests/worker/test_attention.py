@@ -157,5 +157,5 @@ def test_a_head_dimension_that_the_kernels_cannot_take_is_refused() -> None:
     pool = KvPool(
         num_layers=1, num_kv_heads=1, num_slots=8, head_dim=12, dtype=torch.float32, device=torch.device("cpu")
     )
-    with pytest.raises(ValueError, match="multiple of 8, got 12"):
+    with pytest.raises(ValueError, match="multiple of 16, got 12"):
         CpuAttention(pool, 1, None)

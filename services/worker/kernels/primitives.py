@@ -107,6 +107,71 @@ def store(address: int, index: int, value: float, is_bf16: bool) -> None:
         store_f32(address, index, value)
 
 
+def _move_16(builder: Any, element: Any, args: Any, convert: Any = None) -> None:
+    """Load 16 elements at (args[0], args[1]), store them, converted or not, at (args[2], args[3]).
+
+    Explicit vectors: LLVM sees no relation between two addresses and would copy a short run number by number.
+    """
+    align = 2 if element is _I16 else 4
+    source = builder.bitcast(_at(builder, element, args[0], args[1]), ir.VectorType(element, 16).as_pointer())
+    values = builder.load(source, align=align)
+    if convert is not None:
+        element, align, values = _F32, 4, convert(builder, values)
+    target = builder.bitcast(_at(builder, element, args[2], args[3]), ir.VectorType(element, 16).as_pointer())
+    builder.store(values, target, align=align)
+
+
+def _widen(builder: Any, halves: Any) -> Any:
+    wide = builder.zext(halves, ir.VectorType(_I32, 16))
+    shift = ir.Constant(ir.VectorType(_I32, 16), [16] * 16)
+    return builder.bitcast(builder.shl(wide, shift), ir.VectorType(_F32, 16))
+
+
+@intrinsic
+def _copy_16_f32(typingctx: Any, source: Any, index: Any, target: Any, target_index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _move_16(builder, _F32, args)
+        return context.get_dummy_value()
+
+    return types.void(int64, int64, int64, int64), codegen
+
+
+@intrinsic
+def _copy_16_bf16(typingctx: Any, source: Any, index: Any, target: Any, target_index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _move_16(builder, _I16, args)
+        return context.get_dummy_value()
+
+    return types.void(int64, int64, int64, int64), codegen
+
+
+@intrinsic
+def _widen_16_bf16(typingctx: Any, source: Any, index: Any, target: Any, target_index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _move_16(builder, _I16, args, _widen)
+        return context.get_dummy_value()
+
+    return types.void(int64, int64, int64, int64), codegen
+
+
+@njit(inline="always")
+def copy_16(source, index, target, target_index, is_bf16):
+    """16 elements from one array to another of the same kind."""
+    if is_bf16:
+        _copy_16_bf16(source, index, target, target_index)
+    else:
+        _copy_16_f32(source, index, target, target_index)
+
+
+@njit(inline="always")
+def widen_16(source, index, target, target_index, is_bf16):
+    """16 elements of bfloat16 or float32 into an array of float32."""
+    if is_bf16:
+        _widen_16_bf16(source, index, target, target_index)
+    else:
+        _copy_16_f32(source, index, target, target_index)
+
+
 @intrinsic
 def fetch_add(typingctx: Any, address: Any, index: Any, amount: Any) -> Any:
     """Add atomically to an int64; the value before."""
@@ -130,6 +195,21 @@ def wait_until(address: int, index: int, target: int) -> None:
     """Spin until the int64 has reached `target`: others have finished the items that they claimed."""
     while _load_acquire(address, index) < target:
         pass
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`; any address is harmless."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+        read, keep, data = (ir.Constant(_I32, value) for value in (0, 2, 1))
+        builder.call(function, [pointer, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(int64), codegen
 
 
 @intrinsic
