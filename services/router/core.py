@@ -76,6 +76,7 @@ class RouterCore:
 
     def step(self, now_ms: int, events: Sequence[Event]) -> list[Effect]:
         """Take in what happened, in order; the effects are in the order to carry them out. `now_ms` never goes back."""
+        self._forget_silent(now_ms)
         for event in events:
             match event:
                 case Route():
@@ -103,7 +104,6 @@ class RouterCore:
         if route.deadline_ms is not None and now_ms >= route.deadline_ms:
             self._reject(route, RejectCode.DEADLINE, "the request's deadline passed before it was routed", retry=False)
             return
-        self._forget_silent(now_ms)
         candidates = self._candidates(route.submit, now_ms)
         if not candidates:
             known = len(self.replicas)
@@ -156,7 +156,6 @@ class RouterCore:
             self.replicas[load.replica_id] = replica
         replica.take_load(load, now_ms, self.config.settle_ms)
         self._sync(replica, now_ms)
-        self._forget_silent(now_ms)
 
     def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Only the state of a scheduler matters here, and it may say so before its Load does."""
