@@ -28,8 +28,8 @@ from radixmesh.serve.settings import Settings
 from radixmesh.serve.supervisor import Supervisor
 from services.gateway.config import GatewayConfig
 
-_INTERRUPT_LIMIT_S = 4.5
-"""After Ctrl-C all processes are gone within 5 s."""
+_INTERRUPT_LIMIT_S = 4.0
+"""After Ctrl-C everything is gone within 5 s, the killing and reaping of the unwilling included."""
 _POLL_S = 0.1
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 _LOCAL_NAMES = {"127.0.0.1": "localhost", "0.0.0.0": "localhost", "::": "localhost"}
@@ -38,7 +38,7 @@ _LOCAL_NAMES = {"127.0.0.1": "localhost", "0.0.0.0": "localhost", "::": "localho
 def serve(settings: Settings, environ: Mapping[str, str]) -> int:
     """Run the mesh until it is told to stop; the exit code. Raises CommandError where it cannot run."""
     console = Console(stderr=True)
-    settings = _with_known_port(settings)
+    settings = _for_terminal(_with_known_port(settings), console)
     gateway = _gateway(settings)
     check_port_free(gateway.host, gateway.port)
     if settings.serve.nats_url:
@@ -62,6 +62,17 @@ def _with_known_port(settings: Settings) -> Settings:
         return settings
     gateway = msgspec.structs.replace(gateway, port=nats.free_port())
     return Settings(settings.serve, {**settings.services, "gateway": gateway})
+
+
+def _for_terminal(settings: Settings, console: Console) -> Settings:
+    """Children write into pipes and cannot see the terminal behind us."""
+    if not console.is_terminal:
+        return settings
+    pretty = {
+        role: msgspec.structs.replace(config, log_format="pretty") if config.log_format == "auto" else config
+        for role, config in settings.services.items()
+    }
+    return Settings(settings.serve, pretty)
 
 
 class _Session:
