@@ -188,7 +188,7 @@ class Exchange:
         generation, deltas = self.generation, []
         for choice, emission in items:
             if emission.error == UNKNOWN_REQUEST:
-                self._flights[choice].leave_replica()
+                self._flights[choice].forget_replica()
                 continue
             advance = generation.receive(choice, emission)
             if advance.num_tokens:

@@ -37,9 +37,13 @@ class Flight:
         return self.replica_id == replica_id
 
     def leave_replica(self) -> None:
-        """Its replica is gone: look for another."""
-        if self.replica_id is not None:
-            self.left.add(self.replica_id)
+        """Its replica has gone silent: look for another, and do not listen to what this one sends late."""
+        assert self.replica_id is not None
+        self.left.add(self.replica_id)
+        self.replica_id = None
+
+    def forget_replica(self) -> None:
+        """Its replica does not know it: any replica may have it next, this one too."""
         self.replica_id = None
 
     def accept(self, replica_id: str) -> bool:

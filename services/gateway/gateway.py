@@ -123,7 +123,7 @@ class Gateway:
             self._tick(self.now())
 
     def _tick(self, now_s: float) -> None:
-        if self._ticked_s is not None and now_s - self._ticked_s > self.config.replica_silence_s / 2:
+        if self._ticked_s is not None and now_s - self._ticked_s > TICK_S + self.config.replica_silence_s / 2:
             self.view.take_gap(now_s)
         self._ticked_s = now_s
         self.view.forget_silent(now_s)

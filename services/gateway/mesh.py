@@ -242,7 +242,7 @@ class Mesh:
             elif flight.belongs_to(frame.replica_id):
                 flight.heard_s = now_s
                 flight.deliver(flight.choice, emission)
-            elif emission.finish is None:
+            elif emission.finish is None and flight.replica_id is not None:
                 self.post(frame.replica_id, Abort(request_id=emission.request_id, reason="superseded"))
 
     def _take_stray(self, replica_id: str, emission: Emission, now_s: float) -> None:

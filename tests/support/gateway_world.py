@@ -242,6 +242,11 @@ class World:
         self.bus = bus
         """The gateway's own connection."""
 
+    async def until_accepted(self) -> None:
+        """Wait until a replica has everything that was submitted."""
+        flights = self.gateway.mesh._flights
+        await eventually(lambda: flights and all(flight.replica_id is not None for flight in flights.values()))
+
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.client.post(path, json={"model": MODEL} | body)
 
@@ -293,5 +298,12 @@ async def gateway_world(folder: Path, *, ready: bool = True, **settings: Any) ->
 
 async def _until_ready(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(5):
-        while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110  # readiness is asked for, as a probe does
+        while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110  # asked for, as a probe does
             await asyncio.sleep(0.01)
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait until something holds inside of the gateway that nobody announces."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -18,6 +18,8 @@ STREAM_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 
+MAX_WRITE_BYTES = 64 * 1024
+
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     """The whole body. Raises ApiError (413, 415) and ClientGone."""
@@ -87,11 +89,16 @@ class EventStream:
         """Waits while the client does not read and its buffers are full."""
         if data:
             self.sending_since = _now()
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            # The server looks at its buffer before a write and never in the middle of one.
+            for start in range(0, len(data), MAX_WRITE_BYTES):
+                part = data[start : start + MAX_WRITE_BYTES]
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
             self.sending_since, self.written_s = None, _now()
 
     async def end(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data})
+        start = max(0, len(data) - MAX_WRITE_BYTES)
+        await self.write(data[:start])
+        await self._send({"type": "http.response.body", "body": data[start:]})
 
 
 def _now() -> float:

@@ -1,5 +1,6 @@
 """The endpoints that generate: one way through for all APIs, streamed or not."""
 
+import asyncio
 import secrets
 import time
 from typing import Generic, TypeVar
@@ -53,10 +54,17 @@ class GenerationEndpoint(Generic[R]):
                 raise
             log.warning("stream failed", error=str(error), status=error.status)
             last = dialect.failure(error.body)
-        if stream.has_begun:
-            await stream.end(last)
-        else:
-            await send_bytes(send, last, b"application/json")
+        try:
+            # Outside of the lifeline nobody watches the reader, so this has a time limit of its own.
+            async with asyncio.timeout(gateway.config.slow_client_timeout_s):
+                if stream.has_begun:
+                    await stream.end(last)
+                else:
+                    await send_bytes(send, last, b"application/json")
+        except TimeoutError:
+            log.warning("client does not read the end of its answer")
+            abort_connection(scope)
+            raise ClientGone from None
 
     async def _serve(
         self, asked: Asked, dialect: Dialect, stream: EventStream, call: Call, lifeline: Lifeline
