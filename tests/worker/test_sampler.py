@@ -188,3 +188,27 @@ def test_the_inverse_cdf_agrees_with_a_plain_running_sum(seed, number, vocab):
     token = inverse_cdf(torch.from_numpy(weights)[None], torch.tensor([number], dtype=torch.float64)).item()
     low = sums[token - 1] if token else 0.0
     assert low - 1e-6 <= number <= sums[token] + 1e-6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_leaves_its_row_what_the_grammar_allows_and_its_neighbours_everything(temperature):
+    vocab, allowed = 100, [0, 7, 31, 32, 98]
+    bits = np.zeros(128, np.uint8)
+    bits[allowed] = 1
+    mask = np.packbits(bits, bitorder="little").view(np.int32)
+    logits = random_logits(seed=8, vocab=vocab, spread=0.3)
+    free = [row(SamplingParams(temperature=temperature), vocab=vocab, position=n) for n in range(400)]
+    mixed = [SampleRow(each.controls, each.position, mask) if n % 2 else each for n, each in enumerate(free)]
+
+    def choose(rows):
+        return choose_tokens(torch.from_numpy(logits).expand(len(rows), -1).clone(), rows).token_ids
+
+    tokens = choose(mixed)
+    assert tokens[::2] == choose(free)[::2]
+    likeliest = max(allowed, key=lambda token: logits[token])
+    assert set(tokens[1::2]) == (set(allowed) if temperature else {likeliest})
+
+
+def test_a_mask_that_allows_nothing_fails_its_row():
+    rows = [SampleRow(row(SamplingParams(), vocab=64).controls, 0, np.zeros(2, np.int32))]
+    assert choose_tokens(torch.zeros(1, 64), rows).failures == {0: "no token is allowed"}

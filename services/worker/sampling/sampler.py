@@ -58,9 +58,7 @@ def choose_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Chosen:
     adjusted = [index for index, row in enumerate(rows) if row.controls.adjusts]
     if adjusted:
         _adjust(logits, adjusted, rows)
-    for index, row in enumerate(rows):
-        if row.mask is not None:
-            logits[index] += _mask_bias(row.mask, logits)
+    _apply_masks(logits, rows)
     token_ids = argmax(logits)
     largest = logits.gather(1, token_ids.unsqueeze(1))
     drawn = [index for index, row in enumerate(rows) if not row.controls.greedy]
@@ -80,10 +78,17 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _mask_bias(mask: NDArray[np.int32], like: Tensor) -> Tensor:
-    """0 for a token that is allowed, minus infinity for one that is not. float32 [vocab]"""
-    bias = _BIAS_OF_BYTE[mask.view(np.uint8)].reshape(-1)[: like.shape[1]]
-    return torch.from_numpy(bias).to(like.device)
+def _apply_masks(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Minus infinity for each token that its row's grammar does not allow."""
+    bias: NDArray[np.float32] | None = None
+    for index, row in enumerate(rows):
+        if row.mask is not None:
+            of_byte = row.mask.view(np.uint8)
+            if bias is None:
+                bias = np.empty((len(of_byte), 8), np.float32)
+            # With `out` and "clip" six times faster than indexing, which checks each byte first.
+            np.take(_BIAS_OF_BYTE, of_byte, axis=0, out=bias, mode="clip")
+            logits[index] += torch.from_numpy(bias.reshape(-1)[: logits.shape[1]]).to(logits.device)
 
 
 def _failures(largest: Tensor) -> dict[int, str]:
