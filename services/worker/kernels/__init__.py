@@ -7,6 +7,7 @@ item computes does not depend on who computes it.
 
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 from numba import config
@@ -21,8 +22,15 @@ def _use_cache_of_user() -> None:
         return
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    config.CACHE_DIR = str(root / "radixmesh" / "kernels" / digest)
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = root / "radixmesh" / "kernels" / digest
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except (OSError, RuntimeError):  # a read-only file system, or a user without a home
+        writable = False
+    # Code is loaded from here: never a folder that others could have made.
+    config.CACHE_DIR = str(folder) if writable else tempfile.mkdtemp(prefix="radixmesh-kernels-")
 
 
 _use_cache_of_user()

@@ -40,11 +40,16 @@ class Kernel:
         self._zeros = (0,) * num_counters
         self._arguments = ctypes.c_int64 * (num_counters + num_arguments)
 
-    def __call__(self, num_threads: int, *arguments: int) -> None:
-        """Returns when all threads are through; items beyond one thread's worth justify more threads."""
+    def run_here(self, *arguments: int) -> None:
+        """On this thread, which keeps the GIL: for work of microseconds, less than handing the GIL around may cost."""
         values = self._arguments(*self._zeros, *arguments)
-        if num_threads <= 1:
-            self._direct(ctypes.addressof(values))
+        self._direct(ctypes.addressof(values))
+
+    def run(self, num_threads: int, *arguments: int) -> None:
+        """On `num_threads` threads at once, without the GIL; returns when all are through."""
+        values = self._arguments(*self._zeros, *arguments)
+        if num_threads == 1:
+            self._releasing(ctypes.addressof(values))
         elif self._gomp_parallel is not None:
             self._gomp_parallel(self._address, ctypes.addressof(values), num_threads, 0)
         else:

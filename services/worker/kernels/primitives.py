@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import float32, int64, njit, types
+from numba import float32, int32, int64, njit, types
 from numba.extending import intrinsic
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -190,11 +190,18 @@ def _load_acquire(typingctx: Any, address: Any, index: Any) -> Any:
     return int64(int64, int64), codegen
 
 
+_sched_yield = types.ExternalFunction("sched_yield", int32())
+_SPINS = 2000  # some microseconds: as long as items take when every thread has a core to itself
+
+
 @njit
 def wait_until(address: int, index: int, target: int) -> None:
-    """Spin until the int64 has reached `target`: others have finished the items that they claimed."""
+    """Wait until the int64 has reached `target`: others have finished the items that they claimed."""
+    spins = 0
     while _load_acquire(address, index) < target:
-        pass
+        spins += 1
+        if spins > _SPINS:
+            _sched_yield()  # the other thread may be waiting for this core
 
 
 @intrinsic

@@ -62,6 +62,7 @@ class Decoder:
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits float32 [S, vocab] of the tokens at `logit_index`; the KV of all new tokens is in the pool afterwards."""
         config, ops = self.config, self._ops
+        assert batch.seq_lens.max() <= config.context_len, f"a row of {batch.seq_lens.max()} tokens exceeds the context"
         self._attention.plan(batch)
         positions, wanted = self._to_device(batch.positions), self._to_device(batch.logit_index)
         residual = F.embedding(self._to_device(batch.token_ids), self._embedding).float()
