@@ -14,15 +14,20 @@ from services.worker.config import WorkerConfig
 
 _FRONT = ("gateway", "tokenizer", "grammar", "router")
 """The light services: one process, whose start costs one interpreter."""
-_FRONT_STAGE, _SCHEDULER_STAGE, _WORKER_STAGE, NATS_STAGE = range(4)
+_FRONT_STAGE, _ENGINE_STAGE, NATS_STAGE = range(3)
 """Stopped in this order: streams end while what feeds them still runs."""
 
 
 def service_processes(
     settings: Settings, model: ResolvedModel, nats_url: str, environ: Mapping[str, str]
 ) -> list[ProcessSpec]:
-    """Every service of the mesh. The model and the bus are decided here, all else by the user or by default."""
-    decided = {"model": model.name, "model_path": str(model.folder), "nats_url": nats_url}
+    """Every service of the mesh. What they must agree on is decided here, all else by the user or by default."""
+    decided = {
+        "model": model.name,
+        "model_path": str(model.folder),
+        "nats_url": nats_url,
+        "drain_timeout_s": settings.serve.drain_timeout_s,
+    }
     configs = {role: msgspec.structs.replace(config, **decided) for role, config in settings.services.items()}
     configs["worker"] = _sharing_cores(cast(WorkerConfig, configs["worker"]), settings.serve.replicas)
     # Python buffers output to pipes; a crash must not take the last lines with it.
@@ -39,8 +44,8 @@ def service_processes(
     processes = [process("front", _FRONT_STAGE, *_FRONT)]
     for number in range(settings.serve.replicas):
         suffix = f"-{number}" if settings.serve.replicas > 1 else ""
-        processes.append(process(f"scheduler{suffix}", _SCHEDULER_STAGE, "scheduler"))
-        processes.append(process(f"worker{suffix}", _WORKER_STAGE, "worker"))
+        processes.append(process(f"scheduler{suffix}", _ENGINE_STAGE, "scheduler"))
+        processes.append(process(f"worker{suffix}", _ENGINE_STAGE, "worker"))
     return processes
 
 

@@ -173,7 +173,7 @@ class _Session:
             self._supervisor.kill()
             return
         if number == signal.SIGTERM:  # an orderly shutdown: running requests may take as long as they were promised
-            self._stop_limit_s = _gateway(self._settings).drain_timeout_s + _INTERRUPT_LIMIT_S
+            self._stop_limit_s = self._settings.serve.drain_timeout_s + _INTERRUPT_LIMIT_S
         self._report("stopping; once more kills" if number == signal.SIGINT else "stopping")
         self._stop.set()
 

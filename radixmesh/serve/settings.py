@@ -20,7 +20,7 @@ from shared.config import PREFIX, ConfigError, ServiceConfig, load_configs
 
 SERVE = "serve"
 ROLES = ("gateway", "tokenizer", "grammar", "router", "scheduler", "worker")
-_DECIDED_BY_SERVE = ("model", "model_path", "nats_url", "instance")
+_DECIDED_BY_SERVE = ("model", "model_path", "nats_url", "instance", "drain_timeout_s")
 """Settings that every service has and that `serve` fills in."""
 _LIMITS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
@@ -41,6 +41,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         int, Meta(ge=0, le=65535, description="Loopback port of the NATS server that is started; 0: any free one.")
     ] = 0
     start_timeout_s: Annotated[float, Meta(gt=0, description="Give up when not ready after this long.")] = 600.0
+    drain_timeout_s: Annotated[
+        float,
+        Meta(ge=0, description="When told to stop, finish running requests for this long; Ctrl-C ends all within 5 s."),
+    ] = 2.0
 
 
 @dataclass(frozen=True, slots=True)
