@@ -5,6 +5,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from services.worker.batch import BatchRow, build_batch
@@ -18,9 +19,10 @@ from shared.config import StartupError
 
 
 class TorchRunner:
-    def __init__(self, model: Model, limits: ModelLimits) -> None:
+    def __init__(self, model: Model, limits: ModelLimits, device: torch.device) -> None:
         self.limits = limits
         self._model = model
+        self._device = device
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Sampled:
@@ -38,9 +40,9 @@ class TorchRunner:
             return _sample(logits, plan.rows)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ForwardFailed(f"out of memory in a step of {batch.num_tokens} tokens: {error}") from error
-        except torch.AcceleratorError:
-            raise  # the device's memory may hold anything now
         except RuntimeError as error:
+            if self._device.type != "cpu":
+                raise  # a failed kernel may have left anything in the device's memory
             raise ForwardFailed(f"the forward pass failed: {error}") from error
 
 
@@ -106,9 +108,9 @@ def open_torch_runner(config: WorkerConfig) -> TorchRunner:
         raise StartupError(
             f"model_path {config.model_path!r}: no {Path(error.filename or path).name!r} there"
         ) from error
-    except (UnsupportedModel, ValueError) as error:
+    except (UnsupportedModel, SafetensorError, ValueError) as error:
         raise StartupError(f"model_path {config.model_path!r}: {error}") from error
-    return TorchRunner(model, limits)
+    return TorchRunner(model, limits, device)
 
 
 def _limits(config: WorkerConfig, model: ModelConfig, num_slots: int) -> ModelLimits:

@@ -65,7 +65,9 @@ class RandomModel:
 
 def make_engine(*, jump_forward=True, model_seed=0, opening=open_tokenizer, **settings):
     matchers = Matchers(opening, VOCAB, jump_forward=jump_forward, **settings)
-    return Engine(TorchRunner(RandomModel(model_seed), LIMITS), matchers, jump_forward=jump_forward)
+    return Engine(
+        TorchRunner(RandomModel(model_seed), LIMITS, torch.device("cpu")), matchers, jump_forward=jump_forward
+    )
 
 
 def generate(engine, *, window=2, reserve=16, prompt=PROMPT, **description):

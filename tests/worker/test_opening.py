@@ -41,3 +41,10 @@ def test_a_model_of_an_unknown_architecture_is_refused_by_name(tmp_path):
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     with pytest.raises(StartupError, match="MambaForCausalLM"):
         open_runner(WorkerConfig(model_path=str(tmp_path)))
+
+
+def test_a_damaged_weights_file_is_one_clear_line(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(StartupError, match=r"model_path .*: "):
+        open_runner(WorkerConfig(model_path=str(tmp_path)))

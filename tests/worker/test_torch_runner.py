@@ -42,7 +42,7 @@ def model():
 @pytest.fixture
 def run(model):
     matchers = Matchers(FileNotFoundError, VOCAB)
-    core, runner = WorkerCore(LIMITS, matchers), TorchRunner(model, LIMITS)
+    core, runner = WorkerCore(LIMITS, matchers), TorchRunner(model, LIMITS, torch.device("cpu"))
     yield lambda message: core.commit(runner.run(core.plan(message)))
     matchers.close()
 
@@ -132,3 +132,15 @@ def test_our_own_mistake_is_a_crash(model, run):
     model.error = AssertionError("a batch has at least one row")
     with pytest.raises(AssertionError):
         run(step(admit=[new_sequence(1, [10])], extend=[(1, 1)]))
+
+
+def test_on_an_accelerator_a_failed_kernel_is_a_crash(model):
+    core = WorkerCore(LIMITS, Matchers(FileNotFoundError, VOCAB))
+    runner = TorchRunner(model, LIMITS, torch.device("cuda"))
+    plan = core.plan(step(admit=[new_sequence(1, [10])], extend=[(1, 1)]))
+    model.error = RuntimeError("illegal memory access")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        runner.run(plan)
+    model.error = torch.OutOfMemoryError("8 GiB")
+    with pytest.raises(ForwardFailed, match="out of memory in a step of 1 tokens"):
+        runner.run(plan)
