@@ -1,13 +1,13 @@
 """Bodies in, answers out: the few things all endpoints do with an ASGI connection."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.dialect import encode_json
-from services.gateway.errors import ApiError, invalid, too_large
+from services.gateway.errors import ApiError, ErrorBody, invalid, too_large
 from services.gateway.lifeline import ClientGone
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -60,11 +60,11 @@ async def send_bytes(send: Send, body: bytes, content_type: bytes, *, status: in
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
+async def send_error(send: Send, error: ApiError, shape: Callable[[ErrorBody], Any]) -> None:
     headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
-    await send_json(send, error.body, status=error.status, headers=headers)
+    await send_json(send, shape(error.body), status=error.status, headers=headers)
 
 
 class EventStream:

@@ -1,8 +1,12 @@
 """What is known about one HTTP request besides its body; travels in the ASGI scope."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import Scope
+
+from services.gateway.errors import ErrorBody
 
 _SCOPE_KEY = "radixmesh.call"
 ABORT_EXTENSION = "radixmesh.abort"
@@ -12,14 +16,24 @@ SURPLUS_EXTENSION = "radixmesh.surplus"
 """On connections beyond the limit, with that limit: their requests are refused."""
 
 
+def _as_it_is(error: ErrorBody) -> Any:
+    return error
+
+
 @dataclass(slots=True)
 class Call:
-    """rid: the client's id or ours. key: the API key it came with, "" without. status: of the answer, once it is sent."""
+    """
+    rid          the client's id or ours
+    key          the API key it came with, "" without
+    status       of the answer, once it is on its way
+    shape_error  how the API that is spoken writes errors
+    """
 
     rid: str
     key: str
     started_s: float
     status: int | None = None
+    shape_error: Callable[[ErrorBody], Any] = _as_it_is
 
 
 def put_call(scope: Scope, call: Call) -> None:

@@ -54,16 +54,16 @@ class Gate:
                     call.key = self._authenticate(headers)
                 await self._app(scope, receive, send_with_id)
             except ApiError as error:
-                await send_error(send_with_id, error)
+                await send_error(send_with_id, error, call.shape_error)
             except HTTPException as error:
-                await send_error(send_with_id, _no_route(scope, error))
+                await send_error(send_with_id, _no_route(scope, error), call.shape_error)
             except ClientGone:
                 call.status = CLIENT_GONE_STATUS
             except Exception:
                 log.exception("request failed", path=scope["path"])
                 if call.status is not None:
                     raise  # the answer has begun: the server can only close the connection
-                await send_error(send_with_id, internal_error())
+                await send_error(send_with_id, internal_error(), call.shape_error)
             self._record(scope)
 
     def _authenticate(self, headers: dict[bytes, bytes]) -> str:

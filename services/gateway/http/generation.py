@@ -3,13 +3,14 @@
 import asyncio
 import secrets
 import time
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.dialect import SSE_KEEPALIVE, Asked, Circumstances, Dialect, Interpreter, encode_json
 from services.gateway.decoding import BodyDecoder
-from services.gateway.errors import ApiError, aborted
+from services.gateway.errors import ApiError, ErrorBody, aborted
 from services.gateway.exchange import Exchange
 from services.gateway.gateway import Gateway
 from services.gateway.generation.generation import Collected
@@ -27,14 +28,24 @@ SLOW_CLIENT = "slow_client"
 class GenerationEndpoint(Generic[R]):
     """One route: `kind` is its request type, `interpret` plans requests of that type."""
 
-    def __init__(self, gateway: Gateway, tool_parser: str, kind: type[R], interpret: Interpreter[R]) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        tool_parser: str,
+        kind: type[R],
+        interpret: Interpreter[R],
+        shape_error: Callable[[ErrorBody], Any] | None = None,
+    ) -> None:
         self._gateway = gateway
         self._tool_parser = tool_parser
         self._decoder = BodyDecoder(kind)
         self._interpret = interpret
+        self._shape_error = shape_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, call = self._gateway, call_of(scope)
+        if self._shape_error is not None:
+            call.shape_error = self._shape_error
         body = await read_body(scope, receive, gateway.max_body_bytes)
         asked = self._interpret(self._decoder.decode(body), self._circumstances())
         call.rid = asked.rid or call.rid

@@ -9,6 +9,8 @@ from starlette.types import Scope
 
 from services.gateway.api.chat import chat_prompt
 from services.gateway.api.fields import check_model, checked_ids
+from services.gateway.api.messages import messages_prompt
+from services.gateway.api.messages_types import CountTokensRequest, TokenCount
 from services.gateway.api.operation_types import (
     Aborted,
     AbortRequest,
@@ -27,7 +29,7 @@ from services.gateway.api.operation_types import (
 from services.gateway.errors import invalid, model_not_found, not_found, unavailable
 from services.gateway.gateway import Gateway
 from services.gateway.http.call import call_of
-from shared.messages.packing import pack_int32, unpack_int32
+from shared.messages.packing import num_int32, pack_int32, unpack_int32
 from shared.messages.tokenization import Detokenize, EncodeRequest, EncodeText
 
 SECRET_SETTINGS = ("api_keys",)
@@ -100,6 +102,11 @@ class Operations:
         if isinstance(request.prompt, list):
             return Tokenized(tokens=[*tokens], count=[len(ids) for ids in tokens], max_model_len=max_len)
         return Tokenized(tokens=[*tokens[0]], count=len(tokens[0]), max_model_len=max_len)
+
+    async def count_tokens(self, request: CountTokensRequest, scope: Scope) -> TokenCount:
+        check_model(request.model, self._gateway.facts)
+        prompts = await self._gateway.mesh.encode(messages_prompt(request))
+        return TokenCount(input_tokens=num_int32(prompts[0]))
 
     async def detokenize(self, request: DetokenizeRequest, scope: Scope) -> Detokenized:
         if request.model is not None:

@@ -57,6 +57,11 @@ class HttpServer:
         port: int = self._socket.getsockname()[1]
         return port
 
+    @property
+    def num_connections(self) -> int:
+        """Those that are open."""
+        return len(self._server.server_state.connections)
+
     def listen(self) -> None:
         """Take the port. Raises StartupError when it is taken."""
         config = self._config
