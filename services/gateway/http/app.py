@@ -74,7 +74,16 @@ def _generating(gateway: Gateway, tool_parser: str) -> list[Endpoint]:
         shape_error: Callable[[ErrorBody], Any] | None = None,
     ) -> Endpoint:
         app = GenerationEndpoint(gateway, tool_parser, request, interpret, shape_error)
-        return Endpoint(method="POST", path=path, app=app, summary=summary, request=request, answer=answer, event=event)
+        return Endpoint(
+            method="POST",
+            path=path,
+            app=app,
+            summary=summary,
+            request=request,
+            answer=answer,
+            event=event,
+            error=error,
+        )
 
     return [
         endpoint("/v1/chat/completions", "Continue a chat.", ChatRequest, interpret_chat, ChatCompletion, ChatChunk),
