@@ -261,24 +261,25 @@ def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 _LOG2_E = np.float32(1.4426950408889634)
-_LOWEST = np.float32(-126.0)
-_HIGHEST = np.float32(126.0)
-_C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(math.log(2.0) ** k / math.factorial(k)) for k in range(8))
+# ln 2 in two parts: the first has so few bits that its product with the exponent is exact.
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_LIMIT = np.float32(87.0)
+_C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(1 / math.factorial(k)) for k in range(2, 8))
 
 
 @njit(inline="always")
-def exp_f32(x: float) -> float:
-    """e ** x within 2e-7 relative up to |x| = 87, clamped beyond: 2 ** n * 2 ** f, the latter by its Taylor series."""
-    t = x * _LOG2_E
-    t = t if t > _LOWEST else _LOWEST  # not max(): its care for NaN would keep the loop from being vectorised
-    t = t if t < _HIGHEST else _HIGHEST
-    n = _nearest(t)
-    f = t - n
-    p = fma(_C7, f, _C6)
-    p = fma(p, f, _C5)
-    p = fma(p, f, _C4)
-    p = fma(p, f, _C3)
-    p = fma(p, f, _C2)
-    p = fma(p, f, _C1)
-    p = fma(p, f, _C0)
+def exp_f32(x):
+    """e ** x within 2e-7 relative, clamped beyond |x| = 87: 2 ** n * e ** r, the latter by its Taylor series."""
+    x = x if x > -_LIMIT else -_LIMIT  # not max(): its care for NaN would keep the loop from being vectorised
+    x = x if x < _LIMIT else _LIMIT
+    n = _nearest(x * _LOG2_E)
+    r = fma(n, -_LN2_HIGH, x)
+    r = fma(n, -_LN2_LOW, r)
+    p = fma(_C7, r, _C6)
+    p = fma(p, r, _C5)
+    p = fma(p, r, _C4)
+    p = fma(p, r, _C3)
+    p = fma(p, r, _C2)
+    p = fma(p, r, float32(1.0))
+    p = fma(p, r, float32(1.0))
     return p * _power_of_two(n)
