@@ -181,7 +181,7 @@ class WorkerCore:
             elif (token := sampled.token_ids.get(index)) is not None:
                 self._accept(sequence, token)
             else:
-                assert row.lacks_mask, "a row that samples gets a token once its mask is there"
+                assert sequence.matcher is not None, "only for want of a mask a row that samples gets no token"
                 # The next row computes the last token once more, for its logits.
                 sequence.num_computed -= 1
             outcome.end, outcome.failure = sequence.end, sequence.take_failure()

@@ -27,6 +27,7 @@ from shared.messages.execution import (
 )
 from shared.messages.packing import pack
 from tests.support.memory_bus import MemoryBroker, MemoryBus
+from tests.support.worker_engine import no_tokenizer
 from tests.support.worker_steps import Row, new_sequence, rows, step
 
 MODEL = "test-model"
@@ -261,7 +262,7 @@ async def test_results_are_held_while_the_bus_is_away_and_sent_when_it_is_back(b
                 raise
 
     bus = WatchedBus(broker)
-    actor = WorkerActor(config(), bus, lambda: Engine(HeldRunner(), Matchers(FileNotFoundError, 100)))
+    actor = WorkerActor(config(), bus, lambda: Engine(HeldRunner(), Matchers(no_tokenizer, 100)))
     async with running(actor):
         lease = await scheduler.claim()
         await scheduler.send(admit(1, lease.epoch, extents=[(0, 10)]))

@@ -9,6 +9,7 @@ from services.worker.runner import ModelLimits, Sampled, TokenScores
 from shared.messages.execution import RowEnd
 from shared.messages.packing import unpack_float32, unpack_int32
 from shared.messages.sampling import SamplingParams
+from tests.support.worker_engine import no_tokenizer
 from tests.support.worker_steps import Row, new_sequence, rows, step
 
 END = 2
@@ -19,10 +20,6 @@ LIMITS = ModelLimits(num_slots=4000, context_len=300, vocab_size=1000, end_token
 def core():
     with closing(Matchers(no_tokenizer, LIMITS.vocab_size)) as matchers:
         yield WorkerCore(LIMITS, matchers)
-
-
-def no_tokenizer():
-    raise FileNotFoundError("no tokenizer.json")
 
 
 def sample(plan, tokens=(), **sampled):

@@ -12,6 +12,7 @@ from services.worker.matching.matchers import Matchers
 from services.worker.runner import ModelLimits, Sampled
 from shared.messages.execution import RowEnd
 from shared.messages.sampling import SamplingParams
+from tests.support.worker_engine import no_tokenizer
 from tests.support.worker_steps import new_sequence, rows, step
 
 END, STOP = 1, 4
@@ -34,10 +35,6 @@ class Book:
 
 def as_extents(slots):
     return [(slot, 1) for slot in slots]
-
-
-def no_tokenizer():
-    raise FileNotFoundError("no tokenizer.json")
 
 
 class CoreMachine(RuleBasedStateMachine):

@@ -8,6 +8,7 @@ from services.worker.executor import MAX_QUEUED, Executor
 from services.worker.matching.matchers import Matchers
 from services.worker.runner import ForwardFailed, ModelLimits, Sampled
 from shared.messages.execution import RowEnd, StepResult
+from tests.support.worker_engine import no_tokenizer
 from tests.support.worker_steps import Row, new_sequence, rows, step
 
 LIMITS = ModelLimits(num_slots=1000, context_len=100, vocab_size=100, end_token_ids=(1,))
@@ -34,10 +35,6 @@ class ScriptedRunner:
 
 def engine(runner):
     return Engine(runner, Matchers(no_tokenizer, LIMITS.vocab_size))
-
-
-def no_tokenizer():
-    raise FileNotFoundError("no tokenizer.json")
 
 
 @pytest.fixture

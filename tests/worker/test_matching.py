@@ -4,25 +4,18 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
-from services.worker.engine import Engine
 from services.worker.matching.matchers import Matchers
-from services.worker.runner import ModelLimits
-from services.worker.torch_runner import TorchRunner
 from shared.messages.execution import RowEnd
 from shared.messages.sampling import SamplingParams
+from tests.support import worker_engine
 from tests.support.lagging_scheduler import LaggingScheduler
-from tests.support.tokenizer_models import tokenizer_json
+from tests.support.worker_engine import END, VOCAB, no_tokenizer, open_tokenizer
 from tests.support.worker_steps import new_sequence, rows, step
 
-END = 0
-VOCAB = 640
-"""Wider than the tokenizer's vocabulary, as logits often are."""
-LIMITS = ModelLimits(num_slots=1 << 20, context_len=4000, vocab_size=VOCAB, end_token_ids=(END,))
 PROFILE = {
     "type": "object",
     "properties": {
@@ -45,29 +38,12 @@ FIXED_GRAMMAR = LLMatcher.grammar_from_lark('start: "The quick brown fox jumps o
 PROMPT = [400, 401, 402]
 
 
-def open_tokenizer():
-    return LLTokenizer(tokenizer_json("byte_level"), n_vocab=VOCAB, eos_token=[END])
-
-
 TOKENIZER = open_tokenizer()
 
 
-class RandomModel:
-    """Logits are a function of the last token and its position: any text is as likely as another."""
-
-    def __init__(self, seed=0):
-        self.table = torch.from_numpy(np.random.default_rng(seed).standard_normal((997, VOCAB)).astype(np.float32) * 3)
-
-    def forward(self, batch):
-        wanted = batch.logit_index
-        return self.table[torch.from_numpy((batch.token_ids[wanted] * 31 + batch.positions[wanted] * 17) % 997)].clone()
-
-
-def make_engine(*, jump_forward=True, model_seed=0, opening=open_tokenizer, **settings):
-    matchers = Matchers(opening, VOCAB, jump_forward=jump_forward, **settings)
-    return Engine(
-        TorchRunner(RandomModel(model_seed), LIMITS, torch.device("cpu")), matchers, jump_forward=jump_forward
-    )
+def make_engine(*, jump_forward=True, model_seed=0, opening=open_tokenizer):
+    matchers = Matchers(opening, VOCAB, jump_forward=jump_forward)
+    return worker_engine.make_engine(model_seed, worker_engine.limits(), matchers, jump_forward=jump_forward)
 
 
 def generate(engine, *, window=2, reserve=16, prompt=PROMPT, **description):
@@ -272,10 +248,7 @@ def test_a_grammar_that_cannot_be_used_fails_its_request_alone(engine, grammar):
 
 
 def test_without_a_tokenizer_constrained_requests_fail_with_the_reason():
-    def fail():
-        raise FileNotFoundError("no tokenizer.json in model_path ''")
-
-    with closing(make_engine(opening=fail)) as engine:
+    with closing(make_engine(opening=no_tokenizer)) as engine:
         generated = generate(engine)
         assert generated.end is RowEnd.FAILED
         assert "no tokenizer.json" in generated.failure

@@ -13,6 +13,7 @@ from shared.messages.packing import unpack_float32
 from shared.messages.sampling import SamplingParams
 from tests.support.lagging_scheduler import LaggingScheduler
 from tests.support.tokenizer_models import tokenizer_json
+from tests.support.worker_engine import no_tokenizer
 from tests.support.worker_steps import new_sequence, rows, step
 
 LIMITS = ModelLimits(num_slots=1000, context_len=200, vocab_size=50, end_token_ids=(0, 7))
@@ -31,7 +32,7 @@ class Clock:
 def generate(sampling, num_tokens, prompt=(5, 6)):
     clock = Clock()
     runner = SimulatedRunner(LIMITS, 0.005, lambda: clock.now, clock.sleep)
-    core = WorkerCore(LIMITS, Matchers(FileNotFoundError, LIMITS.vocab_size))
+    core = WorkerCore(LIMITS, Matchers(no_tokenizer, LIMITS.vocab_size))
     admit = [new_sequence(1, prompt, sampling=sampling)]
     results = [core_step(core, runner, step(1, admit=admit, extend=[(1, len(prompt))]))]
     results += [core_step(core, runner, step(seq, decode=[1])) for seq in range(2, num_tokens + 1)]

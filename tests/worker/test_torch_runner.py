@@ -9,6 +9,7 @@ from services.worker.torch_runner import TorchRunner
 from shared.messages.execution import RowEnd
 from shared.messages.packing import unpack_float32, unpack_int32
 from shared.messages.sampling import SamplingParams
+from tests.support.worker_engine import no_tokenizer
 from tests.support.worker_steps import Row, new_sequence, rows, step
 
 VOCAB = 100
@@ -41,7 +42,7 @@ def model():
 
 @pytest.fixture
 def run(model):
-    matchers = Matchers(FileNotFoundError, VOCAB)
+    matchers = Matchers(no_tokenizer, VOCAB)
     core, runner = WorkerCore(LIMITS, matchers), TorchRunner(model, LIMITS, torch.device("cpu"))
     yield lambda message: core.commit(runner.run(core.plan(message)))
     matchers.close()
@@ -135,7 +136,7 @@ def test_our_own_mistake_is_a_crash(model, run):
 
 
 def test_on_an_accelerator_a_failed_kernel_is_a_crash(model):
-    core = WorkerCore(LIMITS, Matchers(FileNotFoundError, VOCAB))
+    core = WorkerCore(LIMITS, Matchers(no_tokenizer, VOCAB))
     runner = TorchRunner(model, LIMITS, torch.device("cuda"))
     plan = core.plan(step(admit=[new_sequence(1, [10])], extend=[(1, 1)]))
     model.error = RuntimeError("illegal memory access")
