@@ -8,6 +8,8 @@ from types import TracebackType
 
 from starlette.types import Receive
 
+from services.gateway.errors import ApiError
+
 
 class ClientGone(Exception):
     """The client has closed the connection: there is nobody to answer."""
@@ -32,6 +34,13 @@ class Lifeline:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher = asyncio.create_task(self._watch(), name="watch client")
         return self
+
+    @property
+    def reason(self) -> str:
+        """Why the block ends, in a word for the other services: "error" unless it was cut."""
+        if isinstance(self._error, ApiError):
+            return self._error.body.error.code or "error"
+        return "client" if isinstance(self._error, ClientGone) else "error"
 
     def cut(self, error: Exception) -> None:
         """End the block with `error`. The first cut counts; after the end it does nothing."""

@@ -61,6 +61,7 @@ async def test_a_client_that_leaves_is_an_abort_of_every_choice(world, stream, a
     await leave(world, "/v1/completions", body, b"text_completion" if stream and answer is not never else None)
     await world.mesh.until(lambda: len(aborts(world.mesh)) >= n)
     assert {abort.request_id for abort in aborts(world.mesh)} == {submit.request_id for submit in world.mesh.submits}
+    assert {abort.reason for abort in aborts(world.mesh)} == {"client"}
     assert world.gateway.num_active == 0
 
 
@@ -144,7 +145,7 @@ async def test_a_deadline_names_the_phase(world, answer, phase):
     reply = await world.complete(timeout=0.3)
     assert reply.status_code == 504
     assert f"still {phase} when its deadline of 0.3 s passed" in reply.json()["error"]["message"]
-    await world.mesh.until_told(Abort)
+    assert (await world.mesh.until_told(Abort)).reason == "deadline_exceeded"
     events = await world.stream_completion(timeout=0.3)
     assert phase in events[-1]["error"]["message"]
 
@@ -299,6 +300,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_generation_aborted
             for submit in world.mesh.submits:
                 world.mesh.emit(submit, *emissions(submit, ids("x" * 300), finish=None))
             await world.mesh.until(lambda: len(aborts(world.mesh)) >= 100, timeout_s=10)
+        assert {abort.reason for abort in aborts(world.mesh)} == {"slow_client"}
         assert world.gateway.num_active == 0
 
 

@@ -86,7 +86,7 @@ class GenerationEndpoint(Generic[R]):
             await exchange.start()
             return await (self._stream(exchange, dialect, stream) if asked.stream else self._collect(exchange, dialect))
         finally:
-            self._gateway.close(exchange, reason="client")
+            self._gateway.close(exchange, reason=lifeline.reason)
 
     async def _stream(self, exchange: Exchange, dialect: Dialect, stream: EventStream) -> bytes:
         generation, keepalive_s = exchange.generation, self._gateway.config.keepalive_s
