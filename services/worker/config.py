@@ -18,7 +18,9 @@ class WorkerConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto: cuda where there is one.")] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"],
-        Meta(description="Of weights and KV; auto: bfloat16 where the hardware computes with it, else float32."),
+        Meta(
+            description="Of weights and KV; auto: float32 for float32 checkpoints, else bfloat16 where the hardware has it."
+        ),
     ] = "auto"
     attention_backend: Annotated[
         Literal["auto", "cpu", "reference", "flashinfer"], Meta(description="auto: cpu, or flashinfer with cuda.")

@@ -1,5 +1,8 @@
 """The KV pool: keys and values of every token slot, of all layers."""
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +27,17 @@ class KvPool:
     ) -> None:
         assert num_slots > 0
         shape = (2, num_layers, num_kv_heads, num_slots, head_dim)
-        self.keys, self.values = torch.zeros(shape, dtype=dtype, device=device).unbind(0)
+        self.keys, self.values = _zeros(shape, dtype, device).unbind(0)
         self.num_slots = num_slots
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k and v [T, kv_heads, head_dim] at slots int64 [T]."""
         self.keys[layer].index_copy_(1, slots, k.transpose(0, 1))
         self.values[layer].index_copy_(1, slots, v.transpose(0, 1))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that, in main memory, take no page before it is written: a large pool costs what is used of it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

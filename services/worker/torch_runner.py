@@ -91,9 +91,9 @@ def open_torch_runner(config: WorkerConfig) -> TorchRunner:
         torch.set_num_threads(config.num_threads)
     path = Path(config.model_path)
     device = _device(config)
-    dtype = _dtype(config, device)
     try:
         model_config = load_config(path)
+        dtype = _dtype(config, model_config, device)
         check_weights_fit(_weight_bytes(path), _available_bytes(device))
         num_slots = pool_slots(
             num_slots=config.num_slots,
@@ -132,9 +132,11 @@ def _device(config: WorkerConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def _dtype(config: WorkerConfig, device: torch.device) -> torch.dtype:
+def _dtype(config: WorkerConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    if model.dtype == "float32":
+        return torch.float32  # rounding a checkpoint changes its answers: nobody gets that without asking
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported()
     else:

@@ -155,12 +155,7 @@ def _draw(logits: Tensor, largest: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     # Subtracting first keeps a tiny temperature from overflowing: the likeliest token stands at 0, all others below.
     weights = logits.sub_(largest).div_(temperature.float().unsqueeze(1)).exp_()
     if any(row.controls.truncates for row in rows):
-        least = thresholds(
-            weights,
-            torch.tensor([p.top_k for p in params], device=device),
-            torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-            torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
-        )
+        least = thresholds(weights, params)
         # Not masked_fill_: on a CPU it branches for each number.
         weights.mul_(weights >= least.unsqueeze(1))
     numbers = uniforms([row.controls.seed for row in rows], [row.position for row in rows])

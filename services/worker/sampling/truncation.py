@@ -5,64 +5,65 @@ that top-k leaves, renormalised, and min-p compares with the likeliest. A thresh
 kept, so the outcome does not depend on how a sort orders equal logits; bfloat16 models tie often.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-CANDIDATES = (128, 4096)
-"""So many of the largest weights are looked at before the whole vocabulary is sorted: most rows need few of them."""
+from shared.messages.sampling import SamplingParams
+
+BLOCK = 256
+"""Weights that are summed up before they are looked at one by one."""
 
 
-def thresholds(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def thresholds(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """The smallest weight that stays, row by row. float32 [R]
 
     weights  float32 [R, vocab]  the largest of each row is 1
-    top_k    int64 [R]           0 is off
-    top_p    float64 [R]         1 is off
-    min_p    float32 [R]         0 is off
     """
-    result = min_p.clone()
-    rows = torch.nonzero((top_k > 0) | (top_p < 1)).squeeze(1)
-    if len(rows) == 0:
-        return result
-    vocab = weights.shape[1]
-    total = weights.sum(-1).double()
-    for num in (*(num for num in CANDIDATES if num < vocab), vocab):
-        subset = weights if len(rows) == len(weights) else weights[rows]
-        least, settled = _least_kept(_largest(subset, num), total[rows], top_k[rows], top_p[rows], vocab)
-        result[rows] = torch.where(settled, torch.maximum(least, min_p[rows]), result[rows])
-        rows = rows[~settled]
-        if len(rows) == 0:
-            return result
-    raise AssertionError("the whole vocabulary settles every row")
+    if weights.device.type == "cpu":
+        rows = weights.numpy()
+        return torch.tensor([_threshold(row, p) for row, p in zip(rows, params, strict=True)])
+    return sorted_thresholds(weights, params)
 
 
-def _least_kept(ordered: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
-    """The last weight that top-k and then top-p keep, and whether that is certain from the `ordered` largest alone.
-
-    ordered  float32 [R, n]  the n largest weights, descending
-    total    float64 [R]     sum over the vocabulary
-    """
-    num = ordered.shape[1]
-    sums = ordered.cumsum(-1, dtype=torch.float64)
-    limit = torch.where(top_k > 0, top_k, vocab).clamp(max=num)
-    by_top_k = (top_k > 0) & ((top_k <= num) | (num == vocab))
-    mass = torch.where(by_top_k, sums.gather(1, (limit - 1).unsqueeze(1)).squeeze(1), total)
-    # A token stays while the mass before it falls short of top_p.
-    num_kept = torch.searchsorted(sums, (top_p * mass).unsqueeze(1)).squeeze(1) + 1
-    num_kept = torch.minimum(num_kept, limit)
-    least = ordered.gather(1, (num_kept - 1).unsqueeze(1)).squeeze(1)
-    # Without top-k the boundary is certain once a candidate lies behind it.
-    settled = by_top_k | ((top_k == 0) & (num_kept < num)) | (num == vocab)
-    return least, settled
+def _threshold(weights: NDArray[np.float32], params: SamplingParams) -> float:
+    """Of one row, by numpy, whose selection and sort are vectorised, and without sorting what cannot stay."""
+    num_left = len(weights)
+    if 0 < params.top_k < num_left:
+        weights = np.partition(weights, num_left - params.top_k)[num_left - params.top_k :]
+        num_left = params.top_k
+    least = float(weights.min()) if 0 < params.top_k else 0.0
+    if params.top_p < 1:
+        mass = float(weights.sum())
+        # All weights below this one together are less than 1 - top_p: the boundary lies above it.
+        cut = (1 - params.top_p) * mass / num_left
+        descending = np.sort(np.compress(weights >= np.float32(cut), weights))[::-1]
+        least = float(descending[_num_to_reach(descending, params.top_p * mass) - 1])
+    return max(least, params.min_p)
 
 
-def _largest(weights: Tensor, num: int) -> Tensor:
-    """The `num` largest of each row, descending."""
-    if weights.device.type != "cpu":
-        return weights.topk(num, dim=-1).values
-    # numpy's selection and sort are vectorised: 5 and 14 times faster than torch's on 64 rows of 50,000.
-    ascending = weights.numpy()
-    if first := weights.shape[1] - num:
-        ascending = np.partition(ascending, first, axis=-1)[:, first:]
-    return torch.from_numpy(np.sort(ascending, axis=-1)[:, ::-1].copy())
+def _num_to_reach(descending: NDArray[np.float32], mass: float) -> int:
+    """How many of the first numbers add up to `mass`; at most all."""
+    sums = np.add.reduceat(descending, np.arange(0, len(descending), BLOCK)).cumsum(dtype=np.float64)
+    block = min(int(np.searchsorted(sums, mass)), len(sums) - 1)
+    start = block * BLOCK
+    before = float(sums[block - 1]) if block else 0.0
+    inner = descending[start : start + BLOCK].cumsum(dtype=np.float64)
+    return min(start + int(np.searchsorted(inner, mass - before)) + 1, start + len(inner))
+
+
+def sorted_thresholds(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The same for all rows at once by sorting them whole, which suits a GPU. float32 [R]"""
+    device, vocab = weights.device, weights.shape[1]
+    top_k = torch.tensor([p.top_k if 0 < p.top_k < vocab else vocab for p in params], device=device).unsqueeze(1)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device).unsqueeze(1)
+    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device)
+    descending = weights.sort(dim=-1, descending=True).values
+    sums = descending.cumsum(dim=-1, dtype=torch.float64)
+    mass = top_p * sums.gather(1, top_k - 1)
+    num_kept = torch.where(top_p < 1, torch.searchsorted(sums, mass) + 1, top_k).clamp(max=top_k)
+    least = descending.gather(1, num_kept - 1).squeeze(1)
+    return torch.maximum(least, min_p)
