@@ -9,7 +9,7 @@ PYTHON ?= python3
 ARGS ?=
 SEED ?=
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .PHONY: help serve chat test test-slow lint check bench sim format clean
 
@@ -20,14 +20,16 @@ help:
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"radixmesh needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.11")'
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv
 
 .venv/.serve: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) install --constraint constraints.txt --editable '.[serve]'
+	@echo 'Installing into .venv, a minute or two ...'
+	@$(PIP) install --constraint constraints.txt --editable '.[serve]'
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@echo 'Installing into .venv, a minute or two ...'
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@ .venv/.serve
 
 # ---- what people do

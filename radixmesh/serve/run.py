@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import signal
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any, cast
 import click
 import httpx
 import msgspec
+import structlog
 from rich.console import Console
 from rich.text import Text
 
@@ -37,6 +39,8 @@ _LOCAL_NAMES = {"127.0.0.1": "localhost", "0.0.0.0": "localhost", "::": "localho
 
 def serve(settings: Settings, environ: Mapping[str, str]) -> int:
     """Run the mesh until it is told to stop; the exit code. Raises CommandError where it cannot run."""
+    # What the bus tries and retries is for the services' logs; here its final word is an error of its own.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("error"))
     console = Console(stderr=True)
     settings = _for_terminal(_with_known_port(settings), console)
     gateway = _gateway(settings)
@@ -46,7 +50,7 @@ def serve(settings: Settings, environ: Mapping[str, str]) -> int:
     store = ModelStore(cache_root(), on_wait=lambda key: console.print(f"Waiting: another process prepares {key}"))
     model = resolve_model(settings.serve.model, store, Display(console))
     if settings.serve.served_model_name:
-        model = ResolvedModel(settings.serve.served_model_name, model.folder)
+        model = dataclasses.replace(model, name=settings.serve.served_model_name)
     with tempfile.TemporaryDirectory(prefix="radixmesh-") as scratch:
         return asyncio.run(_Session(settings, model, environ, Path(scratch), console).run())
 

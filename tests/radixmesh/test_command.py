@@ -27,8 +27,8 @@ def radixmesh(*arguments: str, stdin: str = "", **environ: str) -> subprocess.Co
 
 def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
     assert done.returncode == code, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    assert len(lines) == 1, lines
     for part in parts:
         assert part in lines[0]
 

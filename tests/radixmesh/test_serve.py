@@ -30,7 +30,7 @@ class Served:
     """A running `radixmesh serve` and what it printed when it was ready."""
 
     def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "radixmesh", "serve", "--port", "0", "--dtype", "float32", *flags]
+        command = [sys.executable, "-m", "radixmesh", "serve", "--port", "0", *flags]
         self.process = subprocess.Popen(
             command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
         )
