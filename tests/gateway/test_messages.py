@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from shared.messages.constraints import ToolCalls
+from shared.messages.constraints import JsonSchema, ToolCalls
 from shared.messages.generation import FinishReason
 from tests.support.gateway_world import MODEL, World, gateway_world, says
 
@@ -153,6 +153,14 @@ async def test_a_forced_tool_is_a_constraint(world, choice, mode, parallel):
     assert [(c.mode, c.parallel) for c in asked if isinstance(c, ToolCalls)] == ([(mode, parallel)] if mode else [])
 
 
+async def test_a_schema_for_the_answer_is_a_constraint(world):
+    asked = []
+    compile_ = world.mesh.compile
+    world.mesh.compile = lambda constraint: (asked.append(constraint), compile_(constraint))[1]
+    await ask(world, output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}, "effort": "low"})
+    assert asked == [JsonSchema(schema={"type": "object"})]
+
+
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
@@ -169,7 +177,7 @@ async def test_errors_have_anthropics_form(world, fields, status):
     reply = await world.client.post("/v1/messages", json=body(**fields))
     assert reply.status_code == status
     assert reply.json()["type"] == "error"
-    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert reply.json()["error"]["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
 
 
 async def test_tokens_are_counted_without_generating(world):

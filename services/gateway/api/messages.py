@@ -40,7 +40,7 @@ from services.gateway.generation.generation import Collected, Generation
 from services.gateway.generation.plan import Output, Plan
 from services.gateway.generation.splitting import CallPiece
 from services.gateway.text.tool_calls import CallStart
-from shared.messages.constraints import ToolCalls
+from shared.messages.constraints import Constraint, JsonSchema, ToolCalls
 from shared.messages.generation import FinishReason
 from shared.messages.tokenization import EncodeChat
 
@@ -49,8 +49,10 @@ _ERROR_TYPES = {
     "service_unavailable": "overloaded_error",
     "timeout_error": "timeout_error",
     "aborted": "api_error",
+    "model_not_found": "not_found_error",
+    "request_too_large": "request_too_large",
 }
-"""Ours to Anthropic's, where they differ."""
+"""Our codes and types of errors to Anthropic's types, where they differ."""
 
 
 def interpret_messages(request: MessagesRequest, circumstances: Circumstances) -> Asked:
@@ -58,6 +60,7 @@ def interpret_messages(request: MessagesRequest, circumstances: Circumstances) -
     facts, config = circumstances.facts, circumstances.config
     prompt = messages_prompt(request)
     check_model(request.model, facts)
+    constraint_param, constraint = _constraint_of(request, prompt.tools) or (None, None)
     sampling = SamplingFields(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
     plan = Plan(
         prompt=prompt,
@@ -68,8 +71,8 @@ def interpret_messages(request: MessagesRequest, circumstances: Circumstances) -
             tool_parser=circumstances.tool_parser if prompt.tools else None,
             reasoning_parser=config.reasoning_parser or None,
         ),
-        constraint=_forced_calls(request, prompt.tools),
-        constraint_param="tools",
+        constraint=constraint,
+        constraint_param=constraint_param,
     )
 
     def make_dialect(rid: str) -> MessagesDialect:
@@ -141,6 +144,17 @@ def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
+def _constraint_of(request: MessagesRequest, tools: Sequence[dict[str, Any]]) -> tuple[str, Constraint] | None:
+    """The field that constrains the output, and how."""
+    calls = _forced_calls(request, tools)
+    wanted = request.output_config.format if request.output_config is not None else None
+    if wanted is None:
+        return None if calls is None else ("tools", calls)
+    if calls is not None:
+        raise invalid("output_config.format", "it excludes a tool_choice that forces a call")
+    return "output_config.format", JsonSchema(schema=wanted.schema_)
+
+
 def _forced_calls(request: MessagesRequest, tools: Sequence[dict[str, Any]]) -> ToolCalls | None:
     choice = request.tool_choice
     if choice is None or choice.type not in ("any", "tool"):
@@ -151,7 +165,7 @@ def _forced_calls(request: MessagesRequest, tools: Sequence[dict[str, Any]]) -> 
 
 def messages_error(error: ErrorBody) -> ErrorEvent:
     detail = error.error
-    kind = _ERROR_TYPES.get(detail.type, detail.type)
+    kind = _ERROR_TYPES.get(detail.code or "") or _ERROR_TYPES.get(detail.type, detail.type)
     param = detail.param if detail.param is not None else msgspec.UNSET
     return ErrorEvent(error=MessagesError(message=detail.message, type=kind, param=param))
 

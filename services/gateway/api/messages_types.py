@@ -62,6 +62,15 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: MessagesToolChoice | None = None
 
 
+class MessagesFormat(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = msgspec.field(name="schema")
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    format: MessagesFormat | None = None
+
+
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)]
     stop_sequences: list[str] | None = None
@@ -69,6 +78,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    output_config: OutputConfig | None = None
 
 
 # -- what is answered

@@ -40,7 +40,7 @@ METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 def build_app(gateway: Gateway, tool_parser: str) -> ASGIApp:
     endpoints = [*_generating(gateway, tool_parser), *_operating(gateway)]
-    document = encode_json(openapi_document(endpoints, has_keys=bool(gateway.config.api_keys)))
+    document = encode_json(openapi_document(endpoints, model=gateway.facts.id, has_keys=bool(gateway.config.api_keys)))
     pages = [
         Route("/openapi.json", Page(lambda: document, b"application/json"), methods=["GET"]),
         Route("/docs", Page(lambda: DOCS_PAGE, b"text/html; charset=utf-8"), methods=["GET"]),

@@ -32,13 +32,16 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     needs_key: bool = True
 
 
-def openapi_document(endpoints: Sequence[Endpoint], has_keys: bool) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of all endpoints."""
+def openapi_document(endpoints: Sequence[Endpoint], *, model: str, has_keys: bool) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of all endpoints, for the served `model`."""
     types: list[Any] = []
     for endpoint in endpoints:
         kinds = (endpoint.request, endpoint.answer, endpoint.event, endpoint.error)
         types += [kind for kind in kinds if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    for endpoint in endpoints:
+        if endpoint.request is not None:
+            _name_model(components[endpoint.request.__name__]["properties"], model)
     schema_of = _Lookup(types, schemas)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -53,6 +56,13 @@ def openapi_document(endpoints: Sequence[Endpoint], has_keys: bool) -> dict[str,
     if has_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return document
+
+
+def _name_model(properties: dict[str, Any], model: str) -> None:
+    """Which models there are is known: the one."""
+    if "model" in properties:
+        optional = "default" in properties["model"]
+        properties["model"] = {"enum": [model, None], "default": None} if optional else {"enum": [model]}
 
 
 class _Lookup:
