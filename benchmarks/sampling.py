@@ -1,6 +1,6 @@
 """What choosing tokens costs: milliseconds per step, by kind of control and number of rows.
 
-    python benchmarks/sampling.py [--threads 1] [--vocab 49152] [--model FOLDER]
+    python -m benchmarks.sampling [--threads 1] [--vocab 49152] [--model FOLDER]
 
 Logits are those of the model at the ends of different texts where a folder is given (flat distributions need more work than
 peaked ones), else normal with a standard deviation of 3, which is flatter than a language model's.

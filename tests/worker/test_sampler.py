@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from services.worker.sampling.controls import SamplingControls
 from services.worker.sampling.sampler import SampleRow, choose_tokens, inverse_cdf
+from services.worker.sampling.truncation import sorted_thresholds, thresholds
 from shared.messages.sampling import SamplingParams
 from tests.support.reference_sampling import adjusted_logits, distribution
 
@@ -146,6 +147,22 @@ def test_a_huge_temperature_is_uniform_over_what_is_not_forbidden(temperature):
 def test_top_k_keeps_ties_of_the_last_token():
     logits = np.array([5, 4, 3, 3, 3, 1], np.float32)
     assert set(draw_many(logits, SamplingParams(top_k=3), 2000).tolist()) == {0, 1, 2, 3, 4}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    params=st.lists(PARAMS, min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+    vocab=st.sampled_from([20, 300, 3000]),
+    spread=st.sampled_from([0.01, 1.0, 8.0]),
+)
+def test_selecting_and_sorting_find_the_same_threshold(params, seed, vocab, spread):
+    logits = torch.from_numpy(np.stack([random_logits(seed + n, vocab, spread) for n in range(len(params))]))
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    selected, by_sort = thresholds(weights, params), sorted_thresholds(weights, params)
+    # A sum's rounding may move the boundary by one token.
+    kept = [(weights >= each.unsqueeze(1)).sum(-1) for each in (selected, by_sort)]
+    assert ((kept[0] - kept[1]).abs() <= 1).all()
 
 
 def test_a_flat_distribution_needs_more_candidates_than_the_first_few_and_stays_exact():

@@ -35,7 +35,7 @@ def _threshold(weights: NDArray[np.float32], params: SamplingParams) -> float:
     if 0 < params.top_k < num_left:
         weights = np.partition(weights, num_left - params.top_k)[num_left - params.top_k :]
         num_left = params.top_k
-    least = float(weights.min()) if 0 < params.top_k else 0.0
+    least = float(weights.min()) if params.top_k > 0 else 0.0
     if params.top_p < 1:
         mass = float(weights.sum())
         # All weights below this one together are less than 1 - top_p: the boundary lies above it.
