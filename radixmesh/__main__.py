@@ -6,6 +6,7 @@ from importlib.metadata import version
 import click
 
 from radixmesh.client import ClientError
+from radixmesh.command.bench import bench_command
 from radixmesh.command.models import models_command
 from radixmesh.command.serve import serve_command, settings_command
 from radixmesh.command.talk import chat_command, generate_command
@@ -21,10 +22,11 @@ def cli() -> None:
     radixmesh serve                       start a server (the first start fetches a small model)
     radixmesh chat                        chat with it, in a second terminal
     radixmesh generate "Once upon a"      continue a text
+    radixmesh bench                       measure it
     """
 
 
-for _command in (serve_command, generate_command, chat_command, models_command, settings_command):
+for _command in (serve_command, generate_command, chat_command, bench_command, models_command, settings_command):
     cli.add_command(_command)
 
 

@@ -29,6 +29,7 @@ def _options(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, 
         "base_url": base_url.rstrip("/").removesuffix("/v1"),
         "headers": headers,
         "timeout": httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
+        "limits": httpx.Limits(max_connections=None),  # how many calls run at once is for the caller to say
     }
 
 
