@@ -1,11 +1,15 @@
 """Fixtures that any test may ask for."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from tests.support.nats import NatsServer
+
+# As services.worker sets it, for the references that tests compute with torch: see there.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Examples run on shared and busy machines: how long one takes says nothing about the code.
 settings.register_profile("default", deadline=None)
