@@ -25,6 +25,8 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
 GREEDY_BELOW = 1e-6
 """A temperature this small is greedy: dividing by it overflows, and nothing else could be sampled anyway."""
+STRONGEST_REPETITION = 1e-4
+"""A repetition_penalty below is no stronger, and would overflow the logits it divides."""
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -125,7 +127,7 @@ def sampling_params(
         min_p=_given(fields.min_p, defaults.min_p),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
-        repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
+        repetition_penalty=max(STRONGEST_REPETITION, _given(fields.repetition_penalty, defaults.repetition_penalty)),
         seed=circumstances.draw_seed() if seed is None else seed,
         logit_bias=_checked_bias(fields.logit_bias or {}, facts, f"{prefix}logit_bias"),
         min_new_tokens=min_new_tokens,

@@ -82,8 +82,10 @@ def _operation(endpoint: Endpoint, schema_of: _Lookup, has_keys: bool) -> dict[s
     else:
         content["text/plain"] = {"schema": {"type": "string"}}
     if endpoint.event is not None:
-        # The schema is that of one event's data: OpenAPI has no word for a sequence of them.
-        content["text/event-stream"] = {"schema": schema_of(endpoint.event)}
+        # As OpenAPI 3.2 describes it: the schema is that of one event, whose data is text that holds JSON.
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(endpoint.event)}
+        properties = {"data": data, "event": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": properties}}
     error = {"description": "Error", "content": {"application/json": {"schema": schema_of(endpoint.error)}}}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
