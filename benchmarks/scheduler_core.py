@@ -89,7 +89,9 @@ def main() -> None:
             rows.append(result_rows)
     core_ms.sort()
     print(describe_machine())
-    print(f"{args.running} running requests, {args.steps} steps, {next(numbers)} requests, {statistics.mean(rows):.0f} rows a step")
+    print(
+        f"{args.running} running requests, {args.steps} steps, {next(numbers)} requests, {statistics.mean(rows):.0f} rows a step"
+    )
     median, p99 = statistics.median(core_ms), core_ms[int(len(core_ms) * 0.99)]
     print(
         f"core      {median:7.3f} ms a step median, {p99:7.3f} ms p99   (bound {BOUND_MS} ms: {median / BOUND_MS:.0%})"
