@@ -29,6 +29,9 @@ class GatewayConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
     max_body_bytes: Annotated[int, Meta(description="Largest request body; 413 above.", ge=1024)] = 8 * MEBIBYTE
     max_header_bytes: Annotated[int, Meta(description="Largest request head; 431 above.", ge=1024)] = 64 * 1024
+    receive_timeout_s: Annotated[
+        float, Meta(description="A client that takes longer to send a head, or a body, is cut off.", gt=0)
+    ] = 60.0
     max_connections: Annotated[int, Meta(description="Open connections; 503 above.", ge=1)] = 8192
     max_active_requests: Annotated[int, Meta(description="Requests being generated; 503 above.", ge=1)] = 4096
     max_choices: Annotated[int, Meta(description="Prompts times n (or best_of) of one request.", ge=1)] = 1024

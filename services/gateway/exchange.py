@@ -9,19 +9,18 @@ import msgspec
 
 from services.gateway.cluster_view import ClusterView
 from services.gateway.config import GatewayConfig
-from services.gateway.errors import aborted, deadline_exceeded, generation_failed, invalid
+from services.gateway.errors import aborted, deadline_exceeded, generation_failed
 from services.gateway.flight import Flight
 from services.gateway.generation.choice import Command, Delta, SendFinish, SendResync
 from services.gateway.generation.generation import Generation, TokenUsage
-from services.gateway.generation.plan import Plan, Prompts
+from services.gateway.generation.plan import Plan
 from services.gateway.lifeline import Lifeline
 from services.gateway.mesh import Mesh
 from services.gateway.metrics import Metrics
 from services.gateway.model_facts import ModelFacts
+from services.gateway.preparation import prepare
 from shared.inbox import Inbox
 from shared.messages.generation import UNKNOWN_REQUEST, Emission, Finish, FinishReason, Resync, Submit
-from shared.messages.packing import pack_int32, unpack_int32
-from shared.messages.tokenization import EncodeChat, EncodeText
 from shared.telemetry import get_logger, inject
 
 log = get_logger(__name__)
@@ -81,8 +80,11 @@ class Exchange:
         self._flights: list[Flight] = []
         self._submits: list[Submit] = []
         self._tickers: list[Callable[[float], None]] = []
-        self._inbox: Inbox[tuple[int, Emission]] = Inbox(config.max_unread_emissions * max(1, plan.num_choices))
-        self._last_token_s = self.started_s
+        self._inbox: Inbox[tuple[int, Emission]] = Inbox(
+            config.max_unread_emissions * plan.num_prompts * plan.num_choices
+        )
+        self._last_token_s: list[float] = []
+        """By choice."""
         self._timeout_s = min(config.request_timeout_s, plan.timeout_s or config.request_timeout_s)
         self._set_deadline(min(self._timeout_s, config.queue_timeout_s))
 
@@ -102,80 +104,44 @@ class Exchange:
 
     async def start(self) -> None:
         """Encode, vet the constraint, submit all choices; returns when replicas have accepted them. Raises ApiError."""
-        plan = self.plan
-        grammar: str | None = None
-        if plan.constraint is not None:
-            # Both are questions to somebody else, so they are asked at once.
-            prompts, grammar = await asyncio.gather(
-                self._encode(), self._mesh.compile(plan.constraint, plan.constraint_param)
-            )
-        else:
-            prompts = await self._encode()
-        token_ids = [unpack_int32(prompt) for prompt in prompts]
-        limits = [self._limit_of(prompt) for prompt in token_ids]
-        self._generation = Generation(plan, token_ids, limits, self._facts.vocabulary)
-        self._metrics.prompt_tokens.inc(sum(map(len, token_ids)))
+        pool_len = self._view.max_total_tokens(self._now())
+        prepared = await prepare(self.plan, self._mesh, self._facts.context_len, pool_len)
+        generation = Generation(self.plan, prepared.token_ids, prepared.limits, self._facts.vocabulary)
+        self._generation = generation
+        self._last_token_s = [self.started_s] * len(generation.choices)
         deadline_ms = time.time_ns() // 1_000_000 + int(self._timeout_s * 1000) + SCHEDULER_GRACE_MS
         trace = inject()
-        for choice in range(len(self._generation.choices)):
-            prompt = self._generation.prompt_index(choice)
-            name = f"{self._name}.{choice}" if len(self._generation.choices) > 1 else self._name
+        for choice in range(len(generation.choices)):
+            prompt = generation.prompt_index(choice)
+            name = f"{self._name}.{choice}" if len(generation.choices) > 1 else self._name
             self._flights.append(Flight(name, choice, self._deliver, self._now()))
             self._submits.append(
                 Submit(
                     request_id=name,
                     gateway_id=self._config.instance,
-                    prompt=prompts[prompt],
-                    max_new_tokens=limits[prompt],
-                    sampling=plan.sampling_of(choice % plan.num_choices),
+                    prompt=prepared.packed[prompt],
+                    max_new_tokens=prepared.limits[prompt],
+                    sampling=self.plan.sampling_of(choice % self.plan.num_choices),
                     namespace=self._namespace,
-                    priority=plan.priority,
-                    grammar=grammar,
+                    priority=self.plan.priority,
+                    grammar=prepared.grammar,
                     deadline_ms=deadline_ms,
                     trace=trace,
                 )
             )
         await self._fly(self._flights, patience_s=0.0)
-
-    async def _encode(self) -> list[bytes]:
-        prompt = self.plan.prompt
-        if isinstance(prompt, EncodeChat):
-            return list(await self._mesh.encode(prompt))
-        texts = tuple(item for item in prompt.items if isinstance(item, str))
-        encoded: Sequence[bytes] = ()
-        if texts:
-            encoded = await self._mesh.encode(
-                EncodeText(texts=texts, add_special_tokens=prompt.add_special_tokens, allow_special=True)
-            )
-        from_text = iter(encoded)
-        return [next(from_text) if isinstance(item, str) else pack_int32(item) for item in prompt.items]
-
-    def _limit_of(self, prompt: Sequence[int]) -> int:
-        """How many tokens may be generated behind this prompt: what was asked for, as far as context and pool go."""
-        context_len = self._facts.context_len
-        param = self.plan.prompt.param if isinstance(self.plan.prompt, Prompts) else "messages"
-        if not prompt:
-            raise invalid(param, "the prompt is empty, at least 1 token is needed")
-        if len(prompt) + 1 > context_len:
-            problem = f"the prompt has {len(prompt)} tokens; with 1 to generate, the model takes {context_len}"
-            raise invalid(param, problem, code="context_length_exceeded")
-        room = context_len - len(prompt)
-        pool = self._view.max_total_tokens(self._now())
-        if pool is not None and pool > len(prompt):  # a prompt that fits no pool is refused by the scheduler
-            room = min(room, pool - len(prompt))
-        return room if self.plan.max_new_tokens is None else min(room, self.plan.max_new_tokens)
+        self._metrics.prompt_tokens.inc(sum(map(len, generation.prompts)))
 
     async def _fly(self, flights: Sequence[Flight], *, patience_s: float) -> None:
-        submits = [self._submits[flight.choice] for flight in flights]
-        if len(flights) == 1:
-            await self._mesh.fly(flights[0], submits[0], patience_s=patience_s)
-            return
-        await asyncio.gather(
-            *(
-                self._mesh.fly(flight, submit, patience_s=patience_s)
-                for flight, submit in zip(flights, submits, strict=True)
-            )
-        )
+        param = self.plan.prompt_param
+        flying = [
+            self._mesh.fly(flight, self._submits[flight.choice], patience_s=patience_s, prompt_param=param)
+            for flight in flights
+        ]
+        if len(flying) == 1:  # by far the most common: without a task of its own
+            await flying[0]
+        else:
+            await asyncio.gather(*flying)
 
     # -- what comes back
 
@@ -192,7 +158,7 @@ class Exchange:
                 continue
             advance = generation.receive(choice, emission)
             if advance.num_tokens:
-                self._count_tokens(advance.num_tokens)
+                self._count_tokens(choice, advance.num_tokens)
             if advance.command is not None:
                 self._tell(self._flights[choice], advance.command)
             if (delta := advance.delta) is None:
@@ -211,30 +177,35 @@ class Exchange:
         if reason is FinishReason.ABORT:
             raise aborted("the request was aborted by the engine", "aborted")
 
-    def _count_tokens(self, num_tokens: int) -> None:
+    def _count_tokens(self, choice: int, num_tokens: int) -> None:
         now_s = self._now()
         if self.first_token_s is None:
             self.first_token_s = now_s
             self.phase = Phase.GENERATING
             self._set_deadline(self._timeout_s)
             self._metrics.time_to_first_token.observe(now_s - self.started_s)
-        else:
-            self._metrics.inter_token_latency.observe((now_s - self._last_token_s) / num_tokens)
-        self._last_token_s = now_s
+        elif self.generation.choices[choice].num_received > num_tokens:
+            self._metrics.inter_token_latency.observe((now_s - self._last_token_s[choice]) / num_tokens)
+        self._last_token_s[choice] = now_s
         self._metrics.generation_tokens.inc(num_tokens)
 
     async def _move(self, flights: Sequence[Flight]) -> None:
         """The replica of these flights is gone: go on elsewhere, behind the tokens that have come."""
+        moving = []
         for flight in flights:
             flight.num_moves += 1
             if flight.num_moves > MAX_MOVES:
                 raise generation_failed(f"{MAX_MOVES} replicas were lost while they computed this request")
             choice = self.generation.choices[flight.choice]
             submit = self._submits[flight.choice]
+            if choice.num_received >= submit.max_new_tokens > 0:  # all of it is here, but for the word that it is
+                self._deliver(flight.choice, _length_reached(flight, choice.num_received))
+                continue
             self._submits[flight.choice] = msgspec.structs.replace(submit, resumed=choice.resume())
             self._metrics.num_moved.inc()
             log.warning("moving to another replica", request=flight.request_id, num_tokens=choice.num_received)
-        await self._fly(flights, patience_s=self._config.failover_timeout_s)
+            moving.append(flight)
+        await self._fly(moving, patience_s=self._config.failover_timeout_s)
 
     def _tell(self, flight: Flight, command: Command) -> None:
         if flight.replica_id is None:
@@ -291,8 +262,21 @@ class Exchange:
         """Stop what still runs. Must be called whatever has happened; does nothing to choices that have finished."""
         for flight in self._flights:
             self._mesh.land(flight, abort_reason=reason)
+        if self._generation is not None and self._generation.is_finished:
+            self._metrics.e2e_latency.observe(self._now() - self.started_s)
         self._metrics.cached_tokens.inc(self.usage.cached_tokens)
+
+    def summary(self) -> dict[str, str | int | float]:
+        """For the log: by which name the other services know it, and what it took."""
+        told = msgspec.structs.asdict(self.usage) | {"request": self._name}
+        if self.first_token_s is not None:
+            told["ttft_s"] = round(self.first_token_s - self.started_s, 4)
+        return told
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _length_reached(flight: Flight, num_tokens: int) -> Emission:
+    return Emission(request_id=flight.request_id, position=num_tokens, token_ids=b"", finish=FinishReason.LENGTH)

@@ -9,26 +9,23 @@ import msgspec
 
 from services.gateway.cluster_view import ClusterView
 from services.gateway.config import GatewayConfig
-from services.gateway.errors import ApiError, deadline_exceeded, invalid, too_large, unavailable
+from services.gateway.errors import ApiError, invalid, too_large, unavailable
 from services.gateway.flight import Flight
 from services.gateway.outbox import Outbox
+from services.gateway.submission import RETRY_S, submit_until_answered
 from shared import subjects
 from shared.bus import Bus, BusDisconnected, BusError, Delivery, NoResponders, PayloadTooLarge, RequestTimeout
 from shared.messages.cluster import unpack_heartbeat, unpack_load
 from shared.messages.constraints import Compile, Constraint, ConstraintRefused, unpack_compile_reply
 from shared.messages.generation import (
     Abort,
-    Accepted,
     CacheFlushed,
     Emission,
     FlushCache,
-    RejectCode,
-    Rejected,
     ReplicaInbox,
     Submit,
     unpack_cache_flushed,
     unpack_frame,
-    unpack_submit_reply,
 )
 from shared.messages.packing import pack
 from shared.messages.tokenization import (
@@ -45,8 +42,6 @@ from shared.telemetry import get_logger
 log = get_logger(__name__)
 T = TypeVar("T")
 
-RETRY_S = 0.05
-"""Between attempts to reach a service that nobody serves at the moment."""
 MAX_STRAYS = 4096
 """Ended requests that are remembered, so that what still arrives for them is no surprise."""
 STRAY_S = 1.0
@@ -63,7 +58,7 @@ class Mesh:
         self._view = view
         self.outbox = Outbox(bus)
         self._flights: dict[str, Flight] = {}
-        self._submissions: set[asyncio.Task[Accepted | ApiError]] = set()
+        self._submissions: set[asyncio.Task[ApiError | None]] = set()
         self._landed: OrderedDict[str, float] = OrderedDict()
         """When each of the last requests ended."""
         bus.on_connection_change(lambda connected: view.take_connection(connected, self._now()))
@@ -140,19 +135,20 @@ class Mesh:
 
     # -- flights
 
-    async def fly(self, flight: Flight, submit: Submit, *, patience_s: float = 0.0) -> None:
+    async def fly(self, flight: Flight, submit: Submit, *, patience_s: float, prompt_param: str) -> None:
         """Submit, and submit again until a replica accepts. Emissions then go to `flight.deliver` until `land`.
 
-        For `patience_s` a refusal for lack of room or replicas counts as "not yet". Raises ApiError.
+        `patience_s` and `prompt_param` as in `submit_until_answered`. Raises ApiError.
         """
         self._flights[flight.request_id] = flight
-        submission = asyncio.create_task(self._submit(flight, submit, patience_s), name=f"submit {flight.request_id}")
+        submitting = self._submit(flight, submit, patience_s, prompt_param)
+        submission = asyncio.create_task(submitting, name=f"submit {flight.request_id}")
         self._submissions.add(submission)
         submission.add_done_callback(self._submissions.discard)
         # A client that leaves now must not cut the conversation short: the answer says whom to send the abort.
-        outcome = await asyncio.shield(submission)
-        if isinstance(outcome, ApiError):
-            raise outcome
+        error = await asyncio.shield(submission)
+        if error is not None:
+            raise error
 
     def land(self, flight: Flight, *, abort_reason: str | None) -> None:
         """Hear no more of this flight. With a reason, whoever computes it is told to stop."""
@@ -170,46 +166,18 @@ class Mesh:
         """Tell a scheduler something it does not answer."""
         self.outbox.post(subjects.replica_requests(self._config.model, replica_id), pack(message))
 
-    async def _submit(self, flight: Flight, submit: Submit, patience_s: float) -> Accepted | ApiError:
+    async def _submit(self, flight: Flight, submit: Submit, patience_s: float, prompt_param: str) -> ApiError | None:
         """The conversation of one submission; runs on when the client has left, then ends it with an abort."""
-        outcome = await self._submit_until_accepted(flight, submit, patience_s)
-        if isinstance(outcome, Accepted):
-            if not flight.accept(outcome.replica_id) or flight.is_landed:
-                self.post(outcome.replica_id, Abort(request_id=flight.request_id))
-        elif outcome.status == 503:
-            # Somebody may have taken it although no answer came through.
+        outcome = await submit_until_answered(
+            self._bus, self._config, flight, submit, patience_s=patience_s, prompt_param=prompt_param
+        )
+        abort = Abort(request_id=flight.request_id)
+        if outcome.replica_id is not None and (not flight.accept(outcome.replica_id) or flight.is_landed):
+            self.post(outcome.replica_id, abort)
+        elif outcome.may_be_held:
             for view in self._view.replicas(self._now()):
-                self.post(view.load.replica_id, Abort(request_id=flight.request_id))
-        return outcome
-
-    async def _submit_until_accepted(self, flight: Flight, submit: Submit, patience_s: float) -> Accepted | ApiError:
-        config, started, attempt_s = self._config, self._now(), self._config.submit_attempt_s
-        payload = pack(submit)
-        subject = subjects.router_submit(config.model)
-        while True:
-            try:
-                answer = await self._bus.request(subject, payload, timeout_s=attempt_s)
-            except PayloadTooLarge as error:
-                return too_large(error.limit, error.size)
-            except RequestTimeout:
-                if flight.replica_id is not None:  # its frames came, its answer was lost
-                    return Accepted(replica_id=flight.replica_id, epoch=0)
-                attempt_s = min(2 * attempt_s, config.encode_timeout_s / 3)
-                limit_s, failure = config.encode_timeout_s, unavailable("no replica has answered the submission")
-            except NoResponders:
-                limit_s, failure = config.unavailable_after_s, unavailable("no router is running")
-            except BusDisconnected:
-                limit_s, failure = config.unavailable_after_s, unavailable("the message bus is away")
-            else:
-                reply = unpack_submit_reply(answer)
-                if isinstance(reply, Accepted):
-                    return reply
-                limit_s, failure = patience_s, _rejection(reply)
-                if reply.retry_after_s is None:
-                    return failure
-            if flight.is_landed or self._now() - started >= max(limit_s, patience_s):
-                return failure
-            await asyncio.sleep(RETRY_S)
+                self.post(view.load.replica_id, abort)
+        return outcome.error
 
     async def flush_caches(self) -> list[CacheFlushed]:
         """Have every replica drop what is cached and not in use."""
@@ -276,17 +244,3 @@ def _packed(message: EncodeRequest | Compile) -> bytes:
         raise invalid(None, "an integer in the request does not fit into 64 bits") from None
     except RecursionError:
         raise invalid(None, "the request is nested too deeply") from None
-
-
-def _rejection(rejected: Rejected) -> ApiError:
-    match rejected.code:
-        case RejectCode.TOO_LONG:
-            return ApiError(
-                400, rejected.message, kind="invalid_request_error", param="prompt", code="context_length_exceeded"
-            )
-        case RejectCode.INVALID:
-            return ApiError(400, rejected.message, kind="invalid_request_error", code="invalid_value")
-        case RejectCode.DEADLINE:
-            return deadline_exceeded(rejected.message)
-        case RejectCode.QUEUE_FULL | RejectCode.DRAINING | RejectCode.NO_REPLICA:
-            return unavailable(rejected.message, rejected.retry_after_s or 1.0, rejected.code.value)

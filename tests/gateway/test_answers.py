@@ -10,6 +10,7 @@ from shared.messages.generation import Abort, Emission, Finish, FinishReason, Re
 from shared.messages.packing import pack_float32, pack_int32, unpack_int32
 from shared.messages.sampling import Logprobs
 from shared.messages.tokenization import EncodeFailed, EncodeRefused
+from tests.support.default_model import naughty_strings
 from tests.support.gateway_world import CONTEXT_LEN, END, MODEL, emissions, ids, says
 
 TEXT = 'Hé "🔥"\u2028\n\\'
@@ -383,3 +384,14 @@ async def test_the_model_must_be_the_served_one(world):
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "model_not_found"
     assert MODEL in reply.json()["error"]["message"]
+
+
+async def test_naughty_strings_survive_as_prompt_and_as_answer(world):
+    strings = [string for string in naughty_strings() if string]
+    world.mesh.answer = lambda submit: emissions(submit, unpack_int32(submit.prompt), finish=FinishReason.STOP)
+    for start in range(0, len(strings), 50):
+        batch = [string[: CONTEXT_LEN // 8] for string in strings[start : start + 50]]
+        reply = (await world.complete(prompt=batch, max_tokens=CONTEXT_LEN)).json()
+        assert [choice["text"] for choice in reply["choices"]] == batch
+        events = await world.stream_completion(prompt=batch, max_tokens=CONTEXT_LEN)
+        assert [text_of(events, index) for index in range(len(batch))] == batch

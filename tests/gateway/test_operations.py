@@ -328,3 +328,12 @@ def test_an_open_server_stays_on_loopback_unless_told_otherwise(host):
         load_config(GatewayConfig, "gateway", ["--host", host], {})
     assert load_config(GatewayConfig, "gateway", ["--host", host, "--api-keys", "k"], {}).api_keys == ("k",)
     assert load_config(GatewayConfig, "gateway", ["--host", host, "--allow-unauthenticated"], {}).host == host
+
+
+async def test_a_client_that_does_not_send_is_cut_off(tmp_path):
+    async with gateway_world(tmp_path, receive_timeout_s=0.2) as world:
+        assert await raw(world, b"") == b""
+        assert await raw(world, b"GET /live HTTP/1.1\r\nHost: x\r\nX-Slow: ") == b""
+        started = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+        assert (await raw(world, started)).startswith(b"HTTP/1.1 408")
+        assert (await world.client.get("/live")).status_code == 200

@@ -123,12 +123,15 @@ class Generation:
         return self._spell(self.prompts[index])
 
     def prompt_scores(self, choice: int) -> list[Score]:
-        """Scores of the prompt's tokens; empty unless asked for."""
+        """Scores of the prompt's tokens, with offsets into `prompt_text`; empty unless asked for."""
         logprobs = self.choices[choice].prompt_logprobs
         if logprobs is None and self.plan.sampling.prompt_logprobs_start is None:
             return []
         prompt = self.prompts[self.prompt_index(choice)]
-        return score_prompt(prompt, logprobs or NO_LOGPROBS, self._vocabulary)
+        scores = score_prompt(prompt, logprobs or NO_LOGPROBS, self._vocabulary)
+        # Control tokens that the tokenizer put in front of a text are no part of it.
+        num_added = max(0, len(self._spell(prompt)) - len(self.prompt_text(choice)))
+        return [score._replace(offset=max(0, score.offset - num_added)) for score in scores]
 
     def _spell(self, token_ids: Sequence[int]) -> str:
         detokenizer = Detokenizer(self._vocabulary, skip_special_tokens=False)

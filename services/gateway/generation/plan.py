@@ -53,6 +53,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def num_prompts(self) -> int:
         return len(self.prompt.items) if isinstance(self.prompt, Prompts) else 1
 
+    @property
+    def prompt_param(self) -> str:
+        """The field that errors about the prompt name."""
+        return self.prompt.param if isinstance(self.prompt, Prompts) else "messages"
+
     def sampling_of(self, choice: int) -> SamplingParams:
         """Choice i of a prompt draws with seed + i, wrapped into int64: choices differ, and each can be repeated."""
         seed = (self.sampling.seed + choice + _SEEDS // 2) % _SEEDS - _SEEDS // 2

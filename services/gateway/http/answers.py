@@ -21,8 +21,19 @@ STREAM_HEADERS = (
 MAX_WRITE_BYTES = 64 * 1024
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises ApiError (413, 415) and ClientGone."""
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises ApiError (408, 413, 415) and ClientGone."""
+    _check_headers(scope, max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _receive_all(receive, max_bytes)
+    except TimeoutError:
+        message = f"the body was not complete after {timeout_s:g} s"
+        headers = {"Connection": "close"}
+        raise ApiError(408, message, kind="timeout_error", code="body_timeout", headers=headers) from None
+
+
+def _check_headers(scope: Scope, max_bytes: int) -> None:
     headers = dict(scope["headers"])
     content_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if content_type != b"application/json" and not content_type.endswith(b"+json"):
@@ -35,6 +46,9 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         raise invalid(None, "the header Content-Length is not a number")
     if int(declared) > max_bytes:
         raise too_large(max_bytes, int(declared))
+
+
+async def _receive_all(receive: Receive, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:

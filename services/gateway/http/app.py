@@ -187,7 +187,8 @@ class Handle(Generic[T]):
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._gateway.max_body_bytes)
+        gateway = self._gateway
+        body = await read_body(scope, receive, gateway.max_body_bytes, gateway.config.receive_timeout_s)
         await send_json(send, await self._handler(self._decoder.decode(body), scope))
 
 

@@ -1,7 +1,7 @@
 """What is known about one HTTP request besides its body; travels in the ASGI scope."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Scope
@@ -27,6 +27,7 @@ class Call:
     key          the API key it came with, "" without
     status       of the answer, once it is on its way
     shape_error  how the API that is spoken writes errors
+    details      for the log
     """
 
     rid: str
@@ -34,6 +35,7 @@ class Call:
     started_s: float
     status: int | None = None
     shape_error: Callable[[ErrorBody], Any] = _as_it_is
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 def put_call(scope: Scope, call: Call) -> None:

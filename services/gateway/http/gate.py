@@ -96,6 +96,7 @@ class Gate:
             path=scope["path"],
             status=call.status,
             seconds=round(self._gateway.now() - call.started_s, 4),
+            **call.details,
         )
 
 

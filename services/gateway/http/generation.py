@@ -46,7 +46,7 @@ class GenerationEndpoint(Generic[R]):
         gateway, call = self._gateway, call_of(scope)
         if self._shape_error is not None:
             call.shape_error = self._shape_error
-        body = await read_body(scope, receive, gateway.max_body_bytes)
+        body = await read_body(scope, receive, gateway.max_body_bytes, gateway.config.receive_timeout_s)
         asked = self._interpret(self._decoder.decode(body), self._circumstances())
         call.rid = asked.rid or call.rid
         if (refusal := gateway.quotas.admit(call.key, gateway.now())) is not None:
@@ -87,6 +87,7 @@ class GenerationEndpoint(Generic[R]):
             return await (self._stream(exchange, dialect, stream) if asked.stream else self._collect(exchange, dialect))
         finally:
             self._gateway.close(exchange, reason=lifeline.reason)
+            call.details |= exchange.summary()
 
     async def _stream(self, exchange: Exchange, dialect: Dialect, stream: EventStream) -> bytes:
         generation, keepalive_s = exchange.generation, self._gateway.config.keepalive_s

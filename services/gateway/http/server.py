@@ -37,7 +37,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=_protocol(self._max_connections, config.max_header_bytes),
+                http=_protocol(self._max_connections, config.max_header_bytes, config.receive_timeout_s),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -104,12 +104,13 @@ def _raise_file_limit() -> int:
     return hard if hard != resource.RLIM_INFINITY else 2**20
 
 
-def _protocol(max_connections: int, max_header_bytes: int) -> type[HttpToolsProtocol]:
+def _protocol(max_connections: int, max_header_bytes: int, head_timeout_s: float) -> type[HttpToolsProtocol]:
     """uvicorn makes one instance per connection, from the class alone: so the limits are bound into a class."""
 
     class Protocol(_LimitedProtocol):
         limit_connections = max_connections
         limit_header_bytes = max_header_bytes
+        limit_head_s = head_timeout_s
 
     return Protocol
 
@@ -117,21 +118,43 @@ def _protocol(max_connections: int, max_header_bytes: int) -> type[HttpToolsProt
 class _LimitedProtocol(HttpToolsProtocol):
     limit_connections: int
     limit_header_bytes: int
+    limit_head_s: float
     _head_bytes = 0
     _is_surplus = False
+    _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._expect_head()
         self._is_surplus = len(self.connections) > self.limit_connections
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
+        if self._head_timer is None:  # not the first request of this connection
+            self._expect_head()
         super().on_message_begin()
         extensions: dict[str, Any] = {ABORT_EXTENSION: self.transport.abort}
         if self._is_surplus:
             # Refused by the gate, after the request was read: a client that is still sending would see a reset.
             extensions[SURPLUS_EXTENSION] = self.limit_connections
         self.scope["extensions"] = extensions
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def _expect_head(self) -> None:
+        """A connection that sends no head, or a bit of it now and then, does not stay open for ever."""
+        self._head_timer = self.loop.call_later(self.limit_head_s, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
