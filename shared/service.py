@@ -140,7 +140,7 @@ def _causes(error: Exception) -> list[Exception]:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed (the gateway's extra): half the time per request on the bus, and HTTP gains more."""
+    """uvloop where there is one (not on Windows): half the time per request on the bus, and HTTP gains more."""
     try:
         import uvloop
     except ImportError:
