@@ -8,6 +8,7 @@ a step of a few milliseconds runs.
 """
 
 import argparse
+import gc
 import statistics
 import time
 from itertools import count
@@ -15,6 +16,7 @@ from random import Random
 
 from benchmarks.machine import describe_machine
 from services.scheduler import events as ev
+from services.scheduler.actor import GC_THRESHOLD
 from services.scheduler.core import SchedulerCore
 from services.scheduler.planner import Limits
 from services.scheduler.settings import Settings
@@ -52,6 +54,8 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2000)
     args = parser.parse_args()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     random = Random(1)
     limits = Limits(max_running_reqs=args.running, max_prefill_tokens=8192)
     core = SchedulerCore(Settings(replica_id="r", limits=limits))

@@ -38,6 +38,9 @@ from shared.messages.generation import (
 )
 from shared.messages.packing import INT32_BYTES, num_int32, unpack_int32
 
+RUNNING = int(RowEnd.RUNNING)
+"""Compared once per row: a plain number is compared faster than a member of an enum."""
+
 
 class SchedulerCore:
     """Owns the requests of a replica. Invariant: each is waiting, running or forgotten, and no slot is ever lost."""
@@ -267,34 +270,34 @@ class SchedulerCore:
         request.num_samples_in_flight -= row.samples
         if request.finish is not None:
             return  # ended while the row was under way
-        if end == RowEnd.FAILED:
-            error = dict(result.failures).get(row.handle, "the worker gave no reason")
-            self._finish(request, FinishReason.ERROR, now_ms, error=error)
-            return
-        assert end != RowEnd.DROPPED, "the worker drops rows of ended sequences only"
-        # A request that was retracted meanwhile keeps its new tokens: they are true, only their KV is gone.
-        position = request.num_generated
         finish = None
-        if end != RowEnd.RUNNING:
+        if end != RUNNING:
+            if end == RowEnd.FAILED:
+                error = dict(result.failures).get(row.handle, "the worker gave no reason")
+                self._finish(request, FinishReason.ERROR, now_ms, error=error)
+                return
+            assert end != RowEnd.DROPPED, "the worker drops rows of ended sequences only"
             finish = FinishReason.STOP if end == RowEnd.STOP else FinishReason.LENGTH
-        elif request.max_new_tokens == 0 and row.end == request.admitted_len and request.handle == row.handle:
-            finish = FinishReason.LENGTH
+        # A request that was retracted meanwhile keeps its new tokens: they are true, only their KV is gone.
+        position = request.seq_len - request.prompt_len
         if new_ids:
-            request.append(new_ids)
+            request.seq_len = request.tokens.append(new_ids)
             if request.first_token_ms is None:
                 request.first_token_ms = now_ms
         if request.handle == row.handle:
             self._confirm(request, row)
+            if request.max_new_tokens == 0 and row.end == request.admitted_len:
+                finish = FinishReason.LENGTH
         prompt_logprobs = result.prompt_logprobs.get(row.handle) if position == 0 else None
         if not (new_ids or finish or prompt_logprobs):
             return
         emission = Emission(
-            request_id=request.request_id,
+            request_id=request.submit.request_id,
             position=position,
             token_ids=new_ids,
             finish=finish,
             cached_tokens=request.cached_tokens or 0,
-            stop_token=request.tokens.last if end == RowEnd.STOP else None,
+            stop_token=request.tokens.last if finish is FinishReason.STOP else None,
             logprobs=result.logprobs.get(row.handle),
             prompt_logprobs=prompt_logprobs,
         )
@@ -305,10 +308,13 @@ class SchedulerCore:
 
     def _confirm(self, request: Request, row: Row) -> None:
         """The row's KV is there: of a row that samples all but the last token, however many tokens it brought."""
-        request.computed_len = request.seq_len - 1 if row.samples else row.end
         if row.samples:
+            request.computed_len = request.seq_len - 1
             # A forced token takes the worker further than planned, a mask that is not ready yet holds it back.
-            request.sent_len = max(request.admitted_len, request.computed_len + request.num_samples_in_flight)
+            reached = request.computed_len + request.num_samples_in_flight
+            request.sent_len = reached if reached > request.admitted_len else request.admitted_len
+        else:
+            request.computed_len = row.end
         if row.end <= request.admitted_len:
             assert request.placement is not None and self.cache is not None
             computed = request.tokens.view(0, request.computed_len)

@@ -54,11 +54,6 @@ class Request:
     def __post_init__(self) -> None:
         self.seq_len = len(self.tokens)
 
-    def append(self, token_ids: bytes) -> None:
-        """Take in generated tokens, int32."""
-        self.tokens.append(token_ids)
-        self.seq_len = len(self.tokens)
-
     @property
     def request_id(self) -> str:
         return self.submit.request_id

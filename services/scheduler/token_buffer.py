@@ -9,37 +9,34 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class TokenBuffer:
-    """Token ids of one sequence, int32, appended at the end in amortised constant time."""
+    """Token ids of one sequence, int32. Appending only takes note; the array is put together when somebody looks."""
 
-    __slots__ = ("_storage", "length")
+    __slots__ = ("_array", "_length", "_new")
 
     def __init__(self, token_ids: bytes) -> None:
-        self._storage: TokenArray = np.frombuffer(token_ids, "<i4").astype(np.int32)
-        self.length = len(self._storage)
+        self._array: TokenArray = np.frombuffer(token_ids, "<i4")
+        self._length = len(self._array)
+        self._new: list[bytes] = []
 
     def __len__(self) -> int:
-        return self.length
+        return self._length
 
     @property
     def last(self) -> int:
-        return int(self._storage[self.length - 1])
+        return int(self.view()[-1])
 
-    def append(self, token_ids: bytes) -> None:
-        """Append packed int32 token ids."""
-        end = self.length + len(token_ids) // INT32_BYTES
-        if end > len(self._storage):
-            grown = np.empty(max(end, 2 * self.length), np.int32)
-            grown[: self.length] = self._storage[: self.length]
-            self._storage = grown
-        if len(token_ids) == INT32_BYTES:  # by far the most frequent case, and three times faster
-            self._storage[self.length] = int.from_bytes(token_ids, "little", signed=True)
-        else:
-            self._storage[self.length : end] = np.frombuffer(token_ids, "<i4")
-        self.length = end
+    def append(self, token_ids: bytes) -> int:
+        """Append packed token ids; returns the new length."""
+        self._new.append(token_ids)
+        self._length += len(token_ids) // INT32_BYTES
+        return self._length
 
     def view(self, start: int = 0, stop: int | None = None) -> TokenArray:
-        """int32 [stop - start], sharing memory; appending later does not change it."""
-        return self._storage[start : self.length if stop is None else stop]
+        """int32 [stop - start], read-only, sharing memory; appending later does not change it."""
+        if self._new:
+            self._array = np.frombuffer(b"".join((self._array.tobytes(), *self._new)), "<i4")
+            self._new.clear()
+        return self._array[start:stop]
 
     def pack(self, start: int = 0, stop: int | None = None) -> bytes:
-        return self.view(start, stop).astype("<i4").tobytes()
+        return self.view(start, stop).tobytes()
