@@ -24,6 +24,7 @@ from services.scheduler.waiting import WaitingQueue
 from shared.messages.cluster import KvSnapshot, Load
 from shared.messages.execution import Lease, Resend, RowEnd, StepResult
 from shared.messages.generation import (
+    UNKNOWN_REQUEST,
     Abort,
     Accepted,
     CacheFlushed,
@@ -203,13 +204,12 @@ class SchedulerCore:
         elif (ended := self._history.get(message.request_id)) is not None:
             self._outbox.emit(message.gateway_id, ended.from_position(message.position))
         else:
-            error = "the request is unknown here, or ended too long ago"
             emission = Emission(
                 request_id=message.request_id,
                 position=message.position,
                 token_ids=b"",
                 finish=FinishReason.ERROR,
-                error=error,
+                error=UNKNOWN_REQUEST,
             )
             self._outbox.emit(message.gateway_id, emission)
 

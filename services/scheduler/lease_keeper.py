@@ -24,7 +24,9 @@ class LeaseKeeper:
         self._wanted_group = group
         self._silence_ms = silence_ms
         self._free: dict[str, int] = {}
-        """Free groups by the time they last said so."""
+        """Groups that can be claimed, by the time they last said so."""
+        self._last_group = ""
+        """Leased last. Given up by us, it is not free as long as it hears our heartbeats; but we may claim it again."""
         self._lease: Lease | None = None
         self._heard_ms = 0
 
@@ -32,7 +34,8 @@ class LeaseKeeper:
         group = str(heartbeat.info.get("group", ""))
         if self._lease is not None and group == self._lease.group and heartbeat.epoch == self._lease.epoch:
             self._heard_ms = now_ms
-        if heartbeat.state is ServiceState.READY and heartbeat.info.get("free") and self._wanted_group in ("", group):
+        can_be_had = bool(heartbeat.info.get("free")) or (self._lease is None and group == self._last_group)
+        if heartbeat.state is ServiceState.READY and can_be_had and self._wanted_group in ("", group):
             self._free[group] = now_ms
         else:
             self._free.pop(group, None)
@@ -61,7 +64,7 @@ class LeaseKeeper:
                 log.info("claim failed", group=group, error=str(error))
                 continue
             if isinstance(reply, Lease):
-                self._lease, self._heard_ms = reply, now_ms
+                self._lease, self._heard_ms, self._last_group = reply, now_ms, group
                 return reply
             log.info("claim refused", group=group, reason=reply.reason)
         return None
