@@ -29,8 +29,6 @@ class KnownModel:
     source: WheelSource
     num_parameters: int
     licence: str
-    dtype: str = "auto"
-    """What --dtype auto means for this model."""
 
 
 _MODELS = (
@@ -45,8 +43,6 @@ _MODELS = (
         ),
         num_parameters=134_515_008,
         licence="Apache-2.0",
-        # So small a model is unsure of plain facts; in bfloat16 it loses some ("the capital of France") to rounding.
-        dtype="float32",
     ),
 )
 

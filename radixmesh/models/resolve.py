@@ -20,8 +20,6 @@ class ResolvedModel:
     name: str
     """The model's id over HTTP unless the user gives another."""
     folder: Path
-    dtype: str = "auto"
-    """What --dtype auto means for it."""
 
 
 def resolve_model(spec: str, store: ModelStore, display: Display) -> ResolvedModel:
@@ -30,7 +28,7 @@ def resolve_model(spec: str, store: ModelStore, display: Display) -> ResolvedMod
     A local path wins over a hub id of the same spelling; a registry name wins over both.
     """
     if known := KNOWN_MODELS.get(spec):
-        return ResolvedModel(known.name, ensure_known(known, store, display), known.dtype)
+        return ResolvedModel(known.name, ensure_known(known, store, display))
     path = Path(spec).expanduser()
     if path.is_dir():
         return _from_folder(path.resolve(), store, display)

@@ -29,7 +29,7 @@ def service_processes(
         "drain_timeout_s": settings.serve.drain_timeout_s,
     }
     configs = {role: msgspec.structs.replace(config, **decided) for role, config in settings.services.items()}
-    configs["worker"] = _for_this_machine(cast(WorkerConfig, configs["worker"]), model, settings.serve.replicas)
+    configs["worker"] = _sharing_cores(cast(WorkerConfig, configs["worker"]), settings.serve.replicas)
     # Python buffers output to pipes; a crash must not take the last lines with it.
     environ = {**environ, "PYTHONUNBUFFERED": "1"}
 
@@ -49,13 +49,8 @@ def service_processes(
     return processes
 
 
-def _for_this_machine(worker: WorkerConfig, model: ResolvedModel, replicas: int) -> WorkerConfig:
-    """What was left to choose: the dtype that suits the model, and for several replicas a share of the cores each.
-
-    Threads of several workers on one core would only wait for each other.
-    """
-    num_threads = worker.num_threads
-    if replicas > 1 and num_threads == 0:
-        num_threads = max(1, (os.cpu_count() or 1) // replicas)
-    dtype = model.dtype if worker.dtype == "auto" else worker.dtype
-    return msgspec.convert(msgspec.to_builtins(worker) | {"dtype": dtype, "num_threads": num_threads}, WorkerConfig)
+def _sharing_cores(worker: WorkerConfig, replicas: int) -> WorkerConfig:
+    """Replicas on one machine divide its cores: threads of several workers on one core would only wait for each other."""
+    if replicas == 1 or worker.num_threads:
+        return worker
+    return msgspec.structs.replace(worker, num_threads=max(1, (os.cpu_count() or 1) // replicas))

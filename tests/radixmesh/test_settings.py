@@ -76,14 +76,3 @@ def test_streams_end_before_what_feeds_them(tmp_path):
     processes = service_processes(load_settings([], {}), ResolvedModel("tiny", tmp_path), "nats://127.0.0.1:4222", {})
     stages = {process.name: process.stop_stage for process in processes}
     assert stages["front"] < stages["scheduler"] == stages["worker"]
-
-
-@pytest.mark.parametrize(("argv", "dtype"), [([], "float32"), (["--dtype=bfloat16"], "bfloat16")])
-def test_a_model_names_its_dtype_unless_the_user_does(argv, dtype, tmp_path):
-    model = ResolvedModel("tiny", tmp_path, dtype="float32")
-    (worker,) = (
-        process
-        for process in service_processes(load_settings(argv, {}), model, "nats://127.0.0.1:4222", {})
-        if process.name == "worker"
-    )
-    assert worker.environ["RADIXMESH_WORKER_DTYPE"] == dtype
