@@ -16,7 +16,7 @@ from services.gateway.submission import RETRY_S, submit_until_answered
 from shared import subjects
 from shared.bus import Bus, BusDisconnected, BusError, Delivery, NoResponders, PayloadTooLarge, RequestTimeout
 from shared.messages.cluster import unpack_heartbeat, unpack_load
-from shared.messages.constraints import Compile, Constraint, ConstraintRefused, unpack_compile_reply
+from shared.messages.constraints import Compile, Constraint, ConstraintRefused, Thinking, unpack_compile_reply
 from shared.messages.generation import (
     Abort,
     CacheFlushed,
@@ -100,10 +100,10 @@ class Mesh:
                 raise unavailable(message, retry_after_s)
         return reply
 
-    async def compile(self, constraint: Constraint, param: str | None) -> str:
+    async def compile(self, constraint: Constraint, param: str | None, thinking: Thinking | None = None) -> str:
         """The grammar for a constraint. Raises ApiError: 400 naming what cannot be enforced, 503 without a grammar service."""
         subject = subjects.grammar_compile(self._config.model)
-        request = _packed(Compile(constraint=constraint))
+        request = _packed(Compile(constraint=constraint, thinking=thinking))
         reply = await self._ask(subject, request, unpack_compile_reply, "grammar service")
         if isinstance(reply, ConstraintRefused):
             if reply.retry_after_s is not None:

@@ -13,6 +13,7 @@ from services.grammar.json_schema import normalise
 from services.grammar.lark import json_options, literal
 from services.grammar.refusal import Refusal
 from services.grammar.structural_tag import StructuralTagGrammar
+from services.grammar.thinking import behind_thinking
 from services.grammar.tools import CALL_STYLES, CallStyle, read_tools, tool_grammar
 from shared.messages.constraints import (
     Choice,
@@ -22,6 +23,7 @@ from shared.messages.constraints import (
     JsonSchema,
     Regex,
     StructuralTag,
+    Thinking,
     ToolCalls,
 )
 
@@ -76,6 +78,10 @@ class Compiler:
                 return Draft(grammar, tuple(warnings), parts, param="tools")
             case _:
                 assert_never(constraint)
+
+    def behind_thinking(self, grammar: str, thinking: Thinking) -> str:
+        """`grammar` for a model that may think before it answers. Raises Refusal."""
+        return behind_thinking(grammar, thinking, self.special_tokens)
 
     def _call_style(self, constraint: ToolCalls) -> CallStyle:
         name = constraint.tool_format or self.tool_format

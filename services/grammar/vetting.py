@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLTokenizer
 from services.grammar.compiler import Compiler, Draft
 from services.grammar.config import Limits, ToolFormat
 from services.grammar.refusal import Refusal
-from shared.messages.constraints import Compiled, CompileReply, ConstraintRefused, unpack_compile
+from shared.messages.constraints import Compiled, CompileReply, ConstraintRefused, Thinking, unpack_compile
 from shared.messages.packing import pack
 
 FRAME: Final = struct.Struct("<I")
@@ -67,27 +67,34 @@ class Vetter:
             message = f"the constraint has {len(payload)} bytes, the limit is {limits.max_constraint_bytes}"
             return ConstraintRefused(message=message)
         try:
-            draft = self._compiler.compile(unpack_compile(payload).constraint)
-            self._vet(draft)
+            asked = unpack_compile(payload)
+            draft = self._compiler.compile(asked.constraint)
+            grammar = self._vet(draft, asked.thinking)
         except Refusal as refusal:
             return ConstraintRefused(message=refusal.message, param=refusal.param)
         except RecursionError:
             return ConstraintRefused(message="the constraint is nested too deeply")
         except (msgspec.DecodeError, UnicodeError) as error:
             return ConstraintRefused(message=f"the constraint cannot be read: {error}")
-        return Compiled(grammar=draft.grammar, warnings=draft.warnings)
+        return Compiled(grammar=grammar, warnings=draft.warnings)
 
-    def _vet(self, draft: Draft) -> None:
-        """Raises Refusal when the worker could not use the grammar, or only at too high a price."""
+    def _vet(self, draft: Draft, thinking: Thinking | None) -> str:
+        """The grammar for the worker. Raises Refusal when it could not use it, or only at too high a price."""
         started_s = time.process_time()
         for where, grammar in draft.parts:
             if error := self._find_error(grammar, num_tokens=0):
                 raise Refusal(f"{where} cannot be enforced: {error}", draft.param)
         if error := self._find_error(draft.grammar, NUM_PROBE_TOKENS):
             raise Refusal(f"the constraint cannot be enforced: {error}", draft.param)
+        grammar = draft.grammar
+        if thinking is not None:
+            grammar = self._compiler.behind_thinking(grammar, thinking)
+            if error := self._find_error(grammar, num_tokens=0):
+                raise Refusal(f"the constraint cannot be enforced behind thinking: {error}", draft.param)
         spent_s, limit_s = time.process_time() - started_s, self._compiler.limits.max_compile_s
         if spent_s > limit_s:
             raise Refusal(f"the constraint is too complex: {spent_s:.1f} s to compile, the limit is {limit_s} s")
+        return grammar
 
     def _find_error(self, grammar: str, num_tokens: int) -> str:
         """What is wrong with a grammar at its first mask or in the `num_tokens` that follow, "" for nothing."""

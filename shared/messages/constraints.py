@@ -47,8 +47,18 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True, tag="tool_calls"):
 Constraint = JsonSchema | JsonObject | Regex | Ebnf | Choice | StructuralTag | ToolCalls
 
 
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """The tags around what the model thinks before it answers; the constraint binds what stands behind `end`."""
+
+    start: str
+    end: str
+    opened: bool
+    """The prompt ends in `start`. Otherwise the model may think, or answer at once."""
+
+
 class Compile(msgspec.Struct, frozen=True, kw_only=True, tag="compile"):
     constraint: Constraint
+    thinking: Thinking | None = None
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True, tag="compiled"):

@@ -1,18 +1,34 @@
 """Takes generated text apart: thinking, content, tool calls."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from services.gateway.generation.plan import Output
+from services.gateway.text.detokenizer import Detokenizer
 from services.gateway.text.reasoning import Reasoning, ReasoningParser
 from services.gateway.text.tool_calls import CallArguments, CallStart, Content
 from services.gateway.text.tool_parser import ToolParser, parser_for
 from services.gateway.text.vocabulary import Vocabulary
+from shared.messages.constraints import Thinking
 
 CallPiece = CallStart | CallArguments
 
 REASONING_TAGS = {"think": ("<think>", "</think>")}
 """Formats of thinking text by their name in the settings."""
+
+
+_TAIL_TOKENS = 16
+"""Enough of a prompt's end to spell a tag and the space behind it."""
+
+
+def thinking_after(prompt: Sequence[int], output: Output, vocabulary: Vocabulary) -> Thinking | None:
+    """How the answer to `prompt` (token ids) may begin with thinking; None where thinking is not told apart."""
+    if output.reasoning_parser is None:
+        return None
+    start, end = REASONING_TAGS[output.reasoning_parser]
+    detokenizer = Detokenizer(vocabulary, skip_special_tokens=False)
+    tail = detokenizer.push(prompt[-_TAIL_TOKENS:]) + detokenizer.finish()
+    return Thinking(start=start, end=end, opened=tail.rstrip().endswith(start))
 
 
 class Split(NamedTuple):
