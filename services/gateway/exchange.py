@@ -42,7 +42,7 @@ class Phase(StrEnum):
 class Exchange:
     """The shell around a Generation. Used by one task; `tick` and `cut` are called from others.
 
-    rid         the client's name for the request
+    rids        the client's names for the request
     key         the API key it came with, "" without
     generation  its choices, once the prompts are encoded
     """
@@ -51,7 +51,7 @@ class Exchange:
         self,
         plan: Plan,
         *,
-        rid: str,
+        rids: Sequence[str],
         key: str,
         namespace: str,
         serial: int,
@@ -63,7 +63,7 @@ class Exchange:
         lifeline: Lifeline,
     ) -> None:
         self.plan = plan
-        self.rid = rid
+        self.rids = rids
         self.key = key
         self.phase = Phase.QUEUEING
         self.started_s = self._now()
@@ -79,6 +79,8 @@ class Exchange:
         self._generation: Generation | None = None
         self._flights: list[Flight] = []
         self._submits: list[Submit] = []
+        self._moving: asyncio.Task[None] | None = None
+        """Looks for another replica, for flights that have none."""
         self._tickers: list[Callable[[float], None]] = []
         self._inbox: Inbox[tuple[int, Emission]] = Inbox(
             config.max_unread_emissions * plan.num_prompts * plan.num_choices
@@ -121,10 +123,10 @@ class Exchange:
                     gateway_id=self._config.instance,
                     prompt=prepared.packed[prompt],
                     max_new_tokens=prepared.limits[prompt],
-                    sampling=self.plan.sampling_of(choice % self.plan.num_choices),
+                    sampling=self.plan.sampling_of(prompt, choice % self.plan.num_choices),
                     namespace=self._namespace,
                     priority=self.plan.priority,
-                    grammar=prepared.grammar,
+                    grammar=prepared.grammars[prompt],
                     deadline_ms=deadline_ms,
                     trace=trace,
                 )
@@ -166,8 +168,7 @@ class Exchange:
             deltas.append((choice, delta))
             if delta.finish is not None:
                 self._finish(choice, delta.finish)
-        if lost := [f for f in self._flights if f.replica_id is None and not f.is_landed]:
-            await self._move(lost)
+        self._move_lost()
         return deltas
 
     def _finish(self, choice: int, reason: FinishReason) -> None:
@@ -189,10 +190,15 @@ class Exchange:
         self._last_token_s[choice] = now_s
         self._metrics.generation_tokens.inc(num_tokens)
 
-    async def _move(self, flights: Sequence[Flight]) -> None:
-        """The replica of these flights is gone: go on elsewhere, behind the tokens that have come."""
+    def _move_lost(self) -> None:
+        """Flights whose replica is gone go on elsewhere, behind the tokens that have come.
+
+        Nobody waits for it, so that the other choices and the keep-alive go on. Raises ApiError where it is hopeless.
+        """
+        if self._moving is not None:
+            return  # looked at again when that has ended
         moving = []
-        for flight in flights:
+        for flight in [f for f in self._flights if f.replica_id is None and not f.is_landed]:
             flight.num_moves += 1
             if flight.num_moves > MAX_MOVES:
                 raise generation_failed(f"{MAX_MOVES} replicas were lost while they computed this request")
@@ -205,7 +211,16 @@ class Exchange:
             self._metrics.num_moved.inc()
             log.warning("moving to another replica", request=flight.request_id, num_tokens=choice.num_received)
             moving.append(flight)
-        await self._fly(moving, patience_s=self._config.failover_timeout_s)
+        if moving:
+            flying = self._fly(moving, patience_s=self._config.failover_timeout_s)
+            self._moving = asyncio.create_task(flying, name=f"move {self._name}")
+            self._moving.add_done_callback(self._on_moved)
+
+    def _on_moved(self, moving: asyncio.Task[None]) -> None:
+        self._moving = None
+        if not moving.cancelled() and (error := moving.exception()) is not None:
+            self.cut(error)
+        self.wake()
 
     def _tell(self, flight: Flight, command: Command) -> None:
         if flight.replica_id is None:
@@ -223,7 +238,7 @@ class Exchange:
         if not self._inbox.append((choice, emission)):
             self.cut(aborted(f"{self._inbox.max_items} messages wait for the client to read", "slow_client"))
 
-    def cut(self, error: Exception) -> None:
+    def cut(self, error: BaseException) -> None:
         """End the exchange; its task gets `error` wherever it waits."""
         self._lifeline.cut(error)
 
@@ -260,6 +275,8 @@ class Exchange:
 
     def close(self, reason: str) -> None:
         """Stop what still runs. Must be called whatever has happened; does nothing to choices that have finished."""
+        if self._moving is not None:
+            self._moving.cancel()
         for flight in self._flights:
             self._mesh.land(flight, abort_reason=reason)
         if self._generation is not None and self._generation.is_finished:

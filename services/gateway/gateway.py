@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import itertools
+from collections.abc import Sequence
 
 from services.gateway.cluster_view import ClusterView
 from services.gateway.config import GatewayConfig
@@ -34,7 +35,9 @@ class Gateway:
         self.is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[Exchange, None] = {}
+        """Those that run, oldest first."""
+        self._by_rid: dict[str, Exchange] = {}
         self._serials = itertools.count(1)
         self._ticked_s: float | None = None
 
@@ -66,22 +69,22 @@ class Gateway:
         found = [key for key in self.config.api_keys if hmac.compare_digest(key.encode(), token.encode())]
         return found[0] if found else None
 
-    def open(self, plan: Plan, *, rid: str, key: str, lifeline: Lifeline) -> Exchange:
-        """Register a request under its rid until `close`. Raises ApiError."""
+    def open(self, plan: Plan, *, rids: Sequence[str], key: str, lifeline: Lifeline) -> Exchange:
+        """Register a request under its rids until `close`. Raises ApiError."""
         if self.is_draining:
             raise unavailable("the gateway is shutting down", code="draining")
         if len(self._exchanges) >= self.config.max_active_requests:
             limit = self.config.max_active_requests
             raise unavailable(f"{len(self._exchanges)} requests are running, the limit is {limit}", code="queue_full")
-        if rid in self._exchanges:
-            raise invalid("rid", f"a request with the id {rid!r} is running already")
+        if (taken := next((rid for rid in rids if rid in self._by_rid), None)) is not None:
+            raise invalid("rid", f"a request with the id {taken!r} is running already")
         num_choices = plan.num_prompts * plan.num_choices
         if num_choices > self.config.max_choices:
             problem = f"{plan.num_prompts} prompts times {plan.num_choices} are {num_choices} generations"
             raise invalid("n", f"{problem}, the limit is {self.config.max_choices}")
         exchange = Exchange(
             plan,
-            rid=rid,
+            rids=rids,
             key=key,
             namespace=_namespace(key, plan.cache_salt),
             serial=next(self._serials),
@@ -92,29 +95,32 @@ class Gateway:
             metrics=self.metrics,
             lifeline=lifeline,
         )
-        self._exchanges[rid] = exchange
+        self._exchanges[exchange] = None
+        self._by_rid.update(dict.fromkeys(rids, exchange))
         self._idle.clear()
         return exchange
 
     def close(self, exchange: Exchange, *, reason: str) -> None:
         """The client has its answer, or will never have it: stop what still runs."""
         exchange.close(reason)
-        del self._exchanges[exchange.rid]
+        del self._exchanges[exchange]
+        for rid in exchange.rids:
+            del self._by_rid[rid]
         if not self._exchanges:
             self._idle.set()
         usage = exchange.usage
         self.quotas.charge(exchange.key, usage.prompt_tokens + usage.completion_tokens, self.now())
 
     def abort(self, rid: str, *, key: str) -> bool:
-        """End a running request for its owner; False when that key has none of that id."""
-        exchange = self._exchanges.get(rid)
+        """End a running request for its owner, all of it; False when that key has none of that id."""
+        exchange = self._by_rid.get(rid)
         if exchange is None or exchange.key != key:
             return False
         exchange.cut(aborted(f"the request {rid!r} was aborted", "aborted"))
         return True
 
     def abort_all(self, error: ApiError) -> None:
-        for exchange in list(self._exchanges.values()):
+        for exchange in list(self._exchanges):
             exchange.cut(error)
 
     async def tick_forever(self) -> None:
@@ -127,7 +133,7 @@ class Gateway:
             self.view.take_gap(now_s)
         self._ticked_s = now_s
         self.view.forget_silent(now_s)
-        for exchange in list(self._exchanges.values()):
+        for exchange in list(self._exchanges):
             exchange.tick(now_s)
 
     @staticmethod

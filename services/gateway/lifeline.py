@@ -24,7 +24,7 @@ class Lifeline:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._is_over = False
 
     async def __aenter__(self) -> "Lifeline":
@@ -42,7 +42,7 @@ class Lifeline:
             return self._error.body.error.code or "error"
         return "client" if isinstance(self._error, ClientGone) else "error"
 
-    def cut(self, error: Exception) -> None:
+    def cut(self, error: BaseException) -> None:
         """End the block with `error`. The first cut counts; after the end it does nothing."""
         if self._error is None and not self._is_over:
             self._error = error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from services.gateway.errors import invalid
-from services.gateway.generation.plan import Plan, Prompts
+from services.gateway.generation.plan import Continuation, Plan, Prompts
 from services.gateway.mesh import Mesh
 from shared.messages.packing import pack_int32, unpack_int32
 from shared.messages.tokenization import EncodeChat, EncodeText
@@ -14,26 +14,37 @@ from shared.telemetry import tracer
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """packed: token ids of each prompt. token_ids: the same, unpacked. limits: max_new_tokens of each prompt."""
+    """packed: token ids of each prompt. token_ids: the same, unpacked. limits: max_new_tokens of each prompt.
+
+    grammars: of each prompt, None where nothing constrains it.
+    """
 
     packed: list[bytes]
     token_ids: list[list[int]]
     limits: list[int]
-    grammar: str | None
+    grammars: list[str | None]
 
 
 async def prepare(plan: Plan, mesh: Mesh, context_len: int, pool_len: int | None) -> Prepared:
     """Encode and compile, side by side. `pool_len`: the longest sequence that some replica holds. Raises ApiError."""
     with tracer().start_as_current_span("prepare"):
-        grammar = None
-        if plan.constraint is None:
+        grammars: Sequence[str | None] = [None] * len(plan.continuations)
+        if all(continuation.constraint is None for continuation in plan.continuations):
             packed = await _encode(plan.prompt, mesh)
         else:
-            compiling = mesh.compile(plan.constraint, plan.constraint_param)
-            packed, grammar = await asyncio.gather(_encode(plan.prompt, mesh), compiling)
+            compiling = asyncio.gather(*(_compile(continuation, mesh) for continuation in plan.continuations))
+            packed, grammars = await asyncio.gather(_encode(plan.prompt, mesh), compiling)
+    if len(plan.continuations) == 1:  # the same for all
+        grammars = [grammars[0]] * len(packed)
     token_ids = [unpack_int32(prompt) for prompt in packed]
-    limits = [_limit(plan, len(prompt), context_len, pool_len) for prompt in token_ids]
-    return Prepared(packed=packed, token_ids=token_ids, limits=limits, grammar=grammar)
+    limits = [_limit(plan, index, len(prompt), context_len, pool_len) for index, prompt in enumerate(token_ids)]
+    return Prepared(packed=packed, token_ids=token_ids, limits=limits, grammars=list(grammars))
+
+
+async def _compile(continuation: Continuation, mesh: Mesh) -> str | None:
+    if continuation.constraint is None:
+        return None
+    return await mesh.compile(continuation.constraint, continuation.constraint_param)
 
 
 async def _encode(prompt: Prompts | EncodeChat, mesh: Mesh) -> list[bytes]:
@@ -49,7 +60,7 @@ async def _encode(prompt: Prompts | EncodeChat, mesh: Mesh) -> list[bytes]:
     return [next(from_text) if isinstance(item, str) else pack_int32(item) for item in prompt.items]
 
 
-def _limit(plan: Plan, prompt_len: int, context_len: int, pool_len: int | None) -> int:
+def _limit(plan: Plan, index: int, prompt_len: int, context_len: int, pool_len: int | None) -> int:
     """How many tokens may be generated behind a prompt: what was asked for, as far as context and pool go."""
     if prompt_len == 0:
         raise invalid(plan.prompt_param, "the prompt is empty, at least 1 token is needed")
@@ -59,4 +70,5 @@ def _limit(plan: Plan, prompt_len: int, context_len: int, pool_len: int | None) 
     room = context_len - prompt_len
     if pool_len is not None and pool_len > prompt_len:  # a prompt that fits no pool is refused by the scheduler
         room = min(room, pool_len - prompt_len)
-    return room if plan.max_new_tokens is None else min(room, plan.max_new_tokens)
+    asked = plan.continuation(index).max_new_tokens
+    return room if asked is None else min(room, asked)

@@ -292,6 +292,38 @@ async def test_native_batches_are_lists(world):
     assert [each["text"] for each in reply] == ["ab", "ab", "c", "c"]
 
 
+async def test_a_native_batch_may_ask_for_something_else_for_each_prompt(world):
+    world.mesh.answer = lambda submit: (
+        scored(submit)
+        if submit.sampling.num_logprobs is not None
+        else emissions(submit, ids("plain"), finish=FinishReason.STOP)
+    )
+    body = {
+        "text": ["a", "bc"],
+        "rid": ["first", "second"],
+        "sampling_params": [{"max_new_tokens": 3}, {"regex": "x+"}],
+        "return_logprob": [False, True],
+        "top_logprobs_num": [0, 2],
+    }
+    one, two = (await world.client.post("/generate", json=body)).json()
+    assert (one["text"], one["meta_info"]["finish_reason"]) == ("pla", {"type": "length", "length": 3})
+    assert (one["meta_info"]["id"], two["meta_info"]["id"]) == ("first", "second")
+    assert "output_token_logprobs" not in one["meta_info"]
+    assert two["meta_info"]["output_top_logprobs"][-1] == [[-0.5, 33, None], [-1.5, 34, None]]
+    by_prompt = {bytes(unpack_int32(submit.prompt)): submit for submit in world.mesh.submits}
+    assert (by_prompt[b"a"].grammar, by_prompt[b"bc"].grammar) == (None, "grammar")
+    events = await world.stream("/generate", **body)
+    last = {event["index"]: event["text"] for event in events[:-1]}
+    assert last == {0: one["text"], 1: two["text"]}
+
+
+async def test_an_id_for_a_batch_is_the_stem_of_its_ids(world):
+    body = {"text": ["a", "b"], "rid": "mine", "sampling_params": {"n": 2}}
+    reply = await world.client.post("/generate", json=body)
+    assert reply.headers["x-request-id"] == "mine"
+    assert [each["meta_info"]["id"] for each in reply.json()] == ["mine_0_0", "mine_0_1", "mine_1_0", "mine_1_1"]
+
+
 async def test_native_logprobs_are_triples(world):
     world.mesh.answer = scored
     body = {"text": "abc", "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}

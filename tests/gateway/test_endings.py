@@ -120,6 +120,17 @@ async def test_a_request_can_be_aborted_by_its_id_before_its_first_token(world):
     assert (await world.client.post("/abort_request", json={"rid": "mine"})).status_code == 404
 
 
+async def test_any_id_of_a_batch_ends_the_call(world):
+    world.mesh.answer = never
+    body = {"text": ["a", "b"], "rid": ["one", "two"]}
+    waiting = asyncio.create_task(world.client.post("/generate", json=body))
+    await world.mesh.until_submitted(2)
+    assert (await world.client.delete("/v1/requests/two")).status_code == 200
+    assert (await waiting).status_code == 499
+    assert len({abort.request_id for abort in aborts(world.mesh)}) == 2
+    assert (await world.client.delete("/v1/requests/one")).status_code == 404
+
+
 async def test_an_abort_inside_a_stream_is_an_error_event_without_done(world):
     world.mesh.answer = runs_on()
     streaming = asyncio.create_task(world.stream_completion(rid="mine"))
@@ -200,6 +211,27 @@ async def test_when_no_replica_is_found_the_request_fails_in_bounded_time(tmp_pa
         world.mesh.is_silent = True
         events = await streaming
         assert events[-1]["error"]["message"] == "no replica is running"
+
+
+async def test_a_stream_is_kept_alive_while_another_replica_is_looked_for(tmp_path):
+    async with gateway_world(tmp_path, replica_silence_s=0.3, keepalive_s=0.2) as world:
+        world.mesh.answer = runs_on("he")
+        body = {"model": MODEL, "prompt": "hi", "stream": True}
+        async with world.client.stream("POST", "/v1/completions", json=body) as response:
+            await world.mesh.until_submitted()
+            await eventually(lambda: world.gateway.metrics.generation_tokens._value.get() == 2)
+            nobody = Rejected(code=RejectCode.NO_REPLICA, message="no replica is running", retry_after_s=1.0)
+            world.mesh.answer = lambda submit: nobody
+            world.mesh.is_silent = True
+            lines = response.aiter_lines()
+            await world.mesh.until_submitted(2)
+            async for line in lines:
+                if line.startswith(":"):
+                    break
+            world.mesh.replica_id = "replica-2"
+            world.mesh.answer = lambda submit: emissions(submit, ids("hello"), finish=FinishReason.STOP)[2:]
+            rest = [line async for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
 
 
 async def test_late_tokens_of_a_replica_that_was_given_up_are_ignored_and_it_is_told(tmp_path):

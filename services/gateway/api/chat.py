@@ -7,6 +7,7 @@ import msgspec
 
 from services.gateway.api.chat_dialect import ChatDialect
 from services.gateway.api.chat_types import (
+    AllowedToolsChoice,
     AssistantMessage,
     ChatRequest,
     Content,
@@ -25,7 +26,7 @@ from services.gateway.api.fields import (
     sampling_params,
 )
 from services.gateway.errors import invalid, unsupported
-from services.gateway.generation.plan import Output, Plan
+from services.gateway.generation.plan import Continuation, Output, Plan
 from shared.messages.constraints import ToolCalls
 from shared.messages.tokenization import EncodeChat
 
@@ -65,24 +66,29 @@ def interpret_chat(request: ChatRequest, circumstances: Circumstances) -> Asked:
         prompt=chat_prompt(
             request.messages, tools, request.add_generation_prompt is not False, _template_args(request)
         ),
-        sampling=sampling_params(
-            request,
-            circumstances,
-            seed=request.seed,
-            min_new_tokens=checked_min_tokens(request, max_tokens),
-            num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        continuations=(
+            Continuation(
+                sampling=sampling_params(
+                    request,
+                    circumstances,
+                    seed=request.seed,
+                    min_new_tokens=checked_min_tokens(request, max_tokens),
+                    num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+                ),
+                max_new_tokens=max_tokens,
+                stops=checked_stops(request.stop),
+                output=Output(
+                    tool_parser=circumstances.tool_parser if tools else None,
+                    reasoning_parser=config.reasoning_parser if separate else None,
+                    skip_special_tokens=request.skip_special_tokens is not False,
+                ),
+                constraint=constraint,
+                constraint_param=constraint_param,
+                is_seed_drawn=request.seed is None,
+            ),
         ),
-        max_new_tokens=max_tokens,
         num_choices=num_choices,
         num_kept=num_choices,
-        stops=checked_stops(request.stop),
-        output=Output(
-            tool_parser=circumstances.tool_parser if tools else None,
-            reasoning_parser=config.reasoning_parser if separate else None,
-            skip_special_tokens=request.skip_special_tokens is not False,
-        ),
-        constraint=constraint,
-        constraint_param=constraint_param,
         cache_salt=request.cache_salt,
         priority=request.priority or 0,
         timeout_s=request.timeout,
@@ -98,7 +104,12 @@ def interpret_chat(request: ChatRequest, circumstances: Circumstances) -> Asked:
             is_call_named=named,
         )
 
-    return Asked(plan=plan, stream=bool(request.stream), make_dialect=make_dialect, rid=request.rid)
+    return Asked(
+        plan=plan,
+        stream=bool(request.stream),
+        make_dialect=make_dialect,
+        rids=() if request.rid is None else (request.rid,),
+    )
 
 
 def chat_prompt(
@@ -117,13 +128,18 @@ def chat_prompt(
 
 
 def _checked_tools(request: ChatRequest) -> list[Tool]:
-    """The tools that the model is told of: none under tool_choice "none"."""
+    """The tools that the model is told of: none under tool_choice "none", else all or those that are allowed."""
     tools, choice = request.tools or [], request.tool_choice
     names = [tool.function.name for tool in tools]
     if repeated := next((name for i, name in enumerate(names) if name in names[:i]), None):
         raise invalid("tools", f"two functions are named {repeated!r}")
     if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
         raise invalid("tool_choice", f"no function of tools is named {choice.function.name!r}")
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+        if unknown := next((name for name in allowed if name not in names), None):
+            raise invalid("tool_choice", f"no function of tools is named {unknown!r}")
+        return [tool for tool in tools if tool.function.name in allowed]
     if choice == "required" and not tools:
         raise invalid("tool_choice", 'it is "required", but there are no tools')
     return [] if choice == "none" else tools
@@ -134,7 +150,7 @@ def _forced_calls(request: ChatRequest, tools: Sequence[Tool]) -> ToolCalls | No
     choice = request.tool_choice
     if isinstance(choice, NamedToolChoice):
         mode = choice.function.name
-    elif choice == "required":
+    elif choice == "required" or (isinstance(choice, AllowedToolsChoice) and choice.allowed_tools.mode == "required"):
         mode = "required"
     elif any(tool.function.strict for tool in tools):
         mode = "auto"

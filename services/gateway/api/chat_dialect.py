@@ -105,7 +105,7 @@ class ChatDialect:
             AnsweredCall(id=call.id, function=AnsweredFunction(name=call.name, arguments=call.arguments))
             for call in result.calls
         ]
-        wants_logprobs = generation.plan.sampling.num_logprobs is not None
+        wants_logprobs = generation.continuation(index).sampling.num_logprobs is not None
         return ChatChoice(
             index=index,
             message=AnsweredMessage(

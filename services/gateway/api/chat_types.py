@@ -83,9 +83,24 @@ class FunctionName(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+class AllowedTool(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["function"]
     function: FunctionName
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+class AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Some of `tools`: the others do not exist for this answer."""
+
+    allowed_tools: AllowedTools
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
@@ -95,7 +110,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     separate_reasoning: Annotated[bool, Meta(description="Thinking text goes to reasoning_content.")] | None = None
     add_generation_prompt: bool | None = None

@@ -28,7 +28,7 @@ from services.gateway.api.usage import Usage, usage_of
 from services.gateway.errors import ErrorBody, invalid, unsupported
 from services.gateway.generation.choice import Delta
 from services.gateway.generation.generation import Collected, Generation
-from services.gateway.generation.plan import Output, Plan, Prompts
+from services.gateway.generation.plan import Continuation, Output, Plan, Prompts
 from services.gateway.generation.scores import Score
 from services.gateway.model_facts import ModelFacts
 from services.gateway.text.vocabulary import Vocabulary
@@ -62,21 +62,26 @@ def interpret_completion(request: CompletionRequest, circumstances: Circumstance
             param="prompt",
             add_special_tokens=request.add_special_tokens is not False,
         ),
-        sampling=sampling_params(
-            request,
-            circumstances,
-            seed=request.seed,
-            min_new_tokens=checked_min_tokens(request, max_tokens),
-            num_logprobs=num_logprobs,
-            prompt_logprobs_start=0 if wants_prompt_scores else None,
+        continuations=(
+            Continuation(
+                sampling=sampling_params(
+                    request,
+                    circumstances,
+                    seed=request.seed,
+                    min_new_tokens=checked_min_tokens(request, max_tokens),
+                    num_logprobs=num_logprobs,
+                    prompt_logprobs_start=0 if wants_prompt_scores else None,
+                ),
+                max_new_tokens=max_tokens,
+                stops=checked_stops(request.stop),
+                output=Output(skip_special_tokens=request.skip_special_tokens is not False),
+                constraint=constraint,
+                constraint_param=constraint_param,
+                is_seed_drawn=request.seed is None,
+            ),
         ),
-        max_new_tokens=max_tokens,
         num_choices=num_choices,
         num_kept=num_kept,
-        stops=checked_stops(request.stop),
-        output=Output(skip_special_tokens=request.skip_special_tokens is not False),
-        constraint=constraint,
-        constraint_param=constraint_param,
         cache_salt=request.cache_salt,
         priority=request.priority or 0,
         timeout_s=request.timeout,
@@ -93,7 +98,12 @@ def interpret_completion(request: CompletionRequest, circumstances: Circumstance
             logprobs=request.logprobs,
         )
 
-    return Asked(plan=plan, stream=bool(request.stream), make_dialect=make_dialect, rid=request.rid)
+    return Asked(
+        plan=plan,
+        stream=bool(request.stream),
+        make_dialect=make_dialect,
+        rids=() if request.rid is None else (request.rid,),
+    )
 
 
 def _checked_prompts(prompt: Prompt, facts: ModelFacts) -> tuple[str | tuple[int, ...], ...]:

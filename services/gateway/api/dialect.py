@@ -37,8 +37,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     stream: bool
     make_dialect: Callable[[str], Dialect]
-    """From the request's rid."""
-    rid: str | None = None
+    """From the id of the call."""
+    rids: tuple[str, ...] = ()
+    """By which the client can abort it; the first is the id of the call."""
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):

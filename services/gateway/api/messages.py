@@ -37,7 +37,7 @@ from services.gateway.api.messages_types import (
 from services.gateway.errors import ErrorBody, invalid
 from services.gateway.generation.choice import Delta
 from services.gateway.generation.generation import Collected, Generation
-from services.gateway.generation.plan import Output, Plan
+from services.gateway.generation.plan import Continuation, Output, Plan
 from services.gateway.generation.splitting import CallPiece
 from services.gateway.text.tool_calls import CallStart
 from shared.messages.constraints import Constraint, JsonSchema, ToolCalls
@@ -64,15 +64,20 @@ def interpret_messages(request: MessagesRequest, circumstances: Circumstances) -
     sampling = SamplingFields(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
     plan = Plan(
         prompt=prompt,
-        sampling=sampling_params(sampling, circumstances, seed=None),
-        max_new_tokens=request.max_tokens,
-        stops=checked_stops(request.stop_sequences, "stop_sequences"),
-        output=Output(
-            tool_parser=circumstances.tool_parser if prompt.tools else None,
-            reasoning_parser=config.reasoning_parser or None,
+        continuations=(
+            Continuation(
+                sampling=sampling_params(sampling, circumstances, seed=None),
+                max_new_tokens=request.max_tokens,
+                stops=checked_stops(request.stop_sequences, "stop_sequences"),
+                output=Output(
+                    tool_parser=circumstances.tool_parser if prompt.tools else None,
+                    reasoning_parser=config.reasoning_parser or None,
+                ),
+                constraint=constraint,
+                constraint_param=constraint_param,
+                is_seed_drawn=True,
+            ),
         ),
-        constraint=constraint,
-        constraint_param=constraint_param,
     )
 
     def make_dialect(rid: str) -> MessagesDialect:

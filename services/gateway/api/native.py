@@ -1,82 +1,119 @@
-"""`POST /generate`: SGLang's native call. Streams repeat the whole text so far, as its clients expect."""
+"""`POST /generate`: SGLang's native call."""
 
-from collections.abc import Sequence
+from typing import TypeVar
 
-import msgspec
-
-from services.gateway.api.dialect import SSE_DONE, Asked, Circumstances, sse
+from services.gateway.api.dialect import Asked, Circumstances
 from services.gateway.api.fields import checked_ids, checked_stops, constraint_of, sampling_params
-from services.gateway.api.native_types import (
-    Generated,
-    GenerateRequest,
-    MetaInfo,
-    NativeFinish,
-    NativeSampling,
-    NativeScore,
-)
-from services.gateway.errors import ErrorBody, invalid, unsupported
-from services.gateway.generation.choice import Delta
-from services.gateway.generation.generation import Collected, Generation
-from services.gateway.generation.plan import Output, Plan, Prompts
-from services.gateway.generation.scores import Score
+from services.gateway.api.native_dialect import NativeDialect
+from services.gateway.api.native_types import GenerateRequest, NativeSampling
+from services.gateway.errors import invalid, unsupported
+from services.gateway.generation.plan import Continuation, Output, Plan, Prompts
 from services.gateway.model_facts import ModelFacts
-from services.gateway.text.vocabulary import Vocabulary
-from shared.messages.generation import FinishReason
+
+T = TypeVar("T")
 
 DEFAULT_MAX_NEW_TOKENS = 128
-_PREFIX = "sampling_params."
 
 
 def interpret_generate(request: GenerateRequest, circumstances: Circumstances) -> Asked:
     """Validate what types cannot express, and plan the generation. Raises ApiError."""
-    facts = circumstances.facts
-    sampling = request.sampling_params or NativeSampling()
+    prompts, is_batch = _checked_prompts(request, circumstances.facts)
+    num_lists = _check_lists(request, len(prompts.items), is_batch)
+    # What is the same for all prompts is checked, and its constraint compiled, once.
+    continuations = tuple(
+        _continuation(request, index, circumstances) for index in range(len(prompts.items) if num_lists else 1)
+    )
+    num_choices = _num_choices(request)
+    plan = Plan(
+        prompt=prompts,
+        continuations=continuations,
+        num_choices=num_choices,
+        num_kept=num_choices,
+        cache_salt=request.cache_salt,
+        priority=request.priority or 0,
+        timeout_s=request.timeout,
+    )
+    given = [] if request.rid is None else [request.rid] if isinstance(request.rid, str) else request.rid
+
+    def make_dialect(rid: str) -> NativeDialect:
+        rids = [rid]
+        if is_batch:
+            rids = given if isinstance(request.rid, list) else [f"{rid}_{i}" for i in range(len(prompts.items))]
+        return NativeDialect(
+            rids=rids,
+            vocabulary=circumstances.facts.vocabulary,
+            is_batch=is_batch or num_choices > 1,
+            with_text=bool(request.return_text_in_logprobs),
+        )
+
+    return Asked(plan=plan, stream=bool(request.stream), make_dialect=make_dialect, rids=tuple(given))
+
+
+def _check_lists(request: GenerateRequest, num_prompts: int, is_batch: bool) -> int:
+    """How many fields say something else for each prompt. Raises ApiError for a list of another length than theirs."""
+    num_lists = 0
+    for name in ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid"):
+        value = getattr(request, name)
+        if not isinstance(value, list):
+            continue
+        if not is_batch:
+            raise invalid(name, "it is a list, but there is a single prompt, not a list of prompts")
+        if len(value) != num_prompts:
+            raise invalid(name, f"the list has {len(value)} entries, but there are {num_prompts} prompts")
+        num_lists += name != "rid"
+    if isinstance(request.rid, list) and len(set(request.rid)) < num_prompts:
+        raise invalid("rid", "two prompts have the same id")
+    return num_lists
+
+
+def _num_choices(request: GenerateRequest) -> int:
+    """Raises ApiError when prompts disagree about it."""
+    given = request.sampling_params
+    counts = [sampling.n or 1 for sampling in given] if isinstance(given, list) else [(given and given.n) or 1]
+    for index, count in enumerate(counts):
+        if count != counts[0]:
+            raise invalid(f"sampling_params[{index}].n", f"it is {count}, but {counts[0]} for the first prompt")
+    return counts[0]
+
+
+def _continuation(request: GenerateRequest, index: int, circumstances: Circumstances) -> Continuation:
+    """What is asked for prompt number `index`. Raises ApiError."""
+    sampling = _entry(request.sampling_params, index) or NativeSampling()
+    prefix = f"sampling_params[{index}]." if isinstance(request.sampling_params, list) else "sampling_params."
     if sampling.stop_regex is not None:
-        raise unsupported(f"{_PREFIX}stop_regex", "use stop, or constrain the output with regex")
+        raise unsupported(f"{prefix}stop_regex", "use stop, or constrain the output with regex")
     if sampling.no_stop_trim:
-        raise unsupported(f"{_PREFIX}no_stop_trim", "a stop string is never part of the text")
+        raise unsupported(f"{prefix}no_stop_trim", "a stop string is never part of the text")
     max_tokens = DEFAULT_MAX_NEW_TOKENS if sampling.max_new_tokens is None else sampling.max_new_tokens
     min_tokens = sampling.min_new_tokens or 0
     if min_tokens > max_tokens:
         problem = f"it is {min_tokens}, more than max_new_tokens, which is {max_tokens}"
-        raise invalid(f"{_PREFIX}min_new_tokens", problem)
-    prompts, is_batch = _checked_prompts(request, facts)
-    start = -1 if request.logprob_start_len is None else request.logprob_start_len
-    num_choices = sampling.n or 1
-    constraint_param, constraint = constraint_of(sampling, prefix=_PREFIX) or (None, None)
-    plan = Plan(
-        prompt=prompts,
+        raise invalid(f"{prefix}min_new_tokens", problem)
+    with_logprobs = _entry(request.return_logprob, index)
+    start = _entry(request.logprob_start_len, index)
+    constraint_param, constraint = constraint_of(sampling, prefix=prefix) or (None, None)
+    return Continuation(
         sampling=sampling_params(
             sampling,
             circumstances,
             seed=sampling.sampling_seed,
             min_new_tokens=min_tokens,
-            num_logprobs=(request.top_logprobs_num or 0) if request.return_logprob else None,
-            prompt_logprobs_start=start if request.return_logprob and start >= 0 else None,
-            prefix=_PREFIX,
+            num_logprobs=(_entry(request.top_logprobs_num, index) or 0) if with_logprobs else None,
+            prompt_logprobs_start=start if with_logprobs and start is not None and start >= 0 else None,
+            prefix=prefix,
         ),
         max_new_tokens=max_tokens,
-        num_choices=num_choices,
-        num_kept=num_choices,
-        stops=checked_stops(sampling.stop, f"{_PREFIX}stop"),
+        stops=checked_stops(sampling.stop, f"{prefix}stop"),
         output=Output(skip_special_tokens=sampling.skip_special_tokens is not False),
         constraint=constraint,
         constraint_param=constraint_param,
-        cache_salt=request.cache_salt,
-        priority=request.priority or 0,
-        timeout_s=request.timeout,
+        is_seed_drawn=sampling.sampling_seed is None,
     )
 
-    def make_dialect(rid: str) -> NativeDialect:
-        return NativeDialect(
-            rid=rid,
-            vocabulary=facts.vocabulary,
-            is_batch=is_batch or num_choices > 1,
-            with_top=bool(request.top_logprobs_num),
-            with_text=bool(request.return_text_in_logprobs),
-        )
 
-    return Asked(plan=plan, stream=bool(request.stream), make_dialect=make_dialect, rid=request.rid)
+def _entry(given: T | list[T] | None, index: int) -> T | None:
+    """The value for prompt number `index`, of one for all or one for each."""
+    return given[index] if isinstance(given, list) else given
 
 
 def _checked_prompts(request: GenerateRequest, facts: ModelFacts) -> tuple[Prompts, bool]:
@@ -101,83 +138,3 @@ def _checked_prompts(request: GenerateRequest, facts: ModelFacts) -> tuple[Promp
         checked_ids(ids, facts, f"input_ids[{i}]" if is_batch else "input_ids") for i, ids in enumerate(lists)
     )
     return Prompts(items=items, param="input_ids"), is_batch
-
-
-class NativeDialect:
-    """Answers of SGLang's native API; a stream's events are answers too, each longer than the one before."""
-
-    def __init__(self, *, rid: str, vocabulary: Vocabulary, is_batch: bool, with_top: bool, with_text: bool) -> None:
-        self._rid = rid
-        self._vocabulary = vocabulary
-        self._is_batch = is_batch
-        self._with_top = with_top
-        self._with_text = with_text
-        self._collected: dict[int, Collected] = {}
-
-    def opening(self, generation: Generation) -> bytes:
-        return b""
-
-    def delta(self, generation: Generation, choice: int, delta: Delta) -> bytes:
-        collected = self._collected.setdefault(choice, Collected())
-        collected.add(delta)
-        return sse(self._generated(generation, choice, collected))
-
-    def closing(self, generation: Generation) -> bytes:
-        return SSE_DONE
-
-    def failure(self, error: ErrorBody) -> bytes:
-        return sse(error)
-
-    def whole(self, generation: Generation, collected: Sequence[Collected]) -> Generated | list[Generated]:
-        answers = [self._generated(generation, choice, result) for choice, result in enumerate(collected)]
-        return answers if self._is_batch else answers[0]
-
-    def _generated(self, generation: Generation, choice: int, result: Collected) -> Generated:
-        core = generation.choices[choice]
-        prompt = generation.prompt_index(choice)
-        meta = MetaInfo(
-            id=self._rid if not self._is_batch else f"{self._rid}-{choice}",
-            finish_reason=self._finish(generation, choice, result.finish),
-            prompt_tokens=len(generation.prompts[prompt]),
-            completion_tokens=core.num_tokens,
-            cached_tokens=core.cached_tokens or 0,
-        )
-        if generation.plan.sampling.num_logprobs is not None:
-            meta = self._with_scores(meta, generation, choice, result)
-        index = choice if self._is_batch else msgspec.UNSET
-        return Generated(text=result.text, output_ids=core.token_ids[: core.num_tokens], meta_info=meta, index=index)
-
-    def _finish(self, generation: Generation, choice: int, reason: FinishReason | None) -> NativeFinish | None:
-        if reason is None:
-            return None
-        if reason is FinishReason.LENGTH:
-            return NativeFinish(type="length", length=generation.limits[generation.prompt_index(choice)])
-        return NativeFinish(type="stop", matched=generation.choices[choice].matched)
-
-    def _with_scores(self, meta: MetaInfo, generation: Generation, choice: int, result: Collected) -> MetaInfo:
-        start = generation.plan.sampling.prompt_logprobs_start
-        prompt_scores = [] if start is None else generation.prompt_scores(choice)[start:]
-        meta = msgspec.structs.replace(
-            meta,
-            input_token_logprobs=[self._score(score) for score in prompt_scores],
-            output_token_logprobs=[self._score(score) for score in result.scores],
-        )
-        if not self._with_top:
-            return meta
-        return msgspec.structs.replace(
-            meta,
-            input_top_logprobs=[self._top(score) for score in prompt_scores],
-            output_top_logprobs=[self._top(score) for score in result.scores],
-        )
-
-    def _score(self, score: Score) -> NativeScore:
-        return (score.logprob, score.token_id, self._text(score.token_id))
-
-    def _top(self, score: Score) -> list[NativeScore] | None:
-        """None where nothing predicts the token."""
-        if score.logprob is None:
-            return None
-        return [(logprob, token_id, self._text(token_id)) for token_id, logprob in score.top]
-
-    def _text(self, token_id: int) -> str | None:
-        return self._vocabulary.token_text(token_id) if self._with_text else None

@@ -16,6 +16,9 @@ from services.gateway.api.fields import (
     Timeout,
 )
 
+LogprobStart = Annotated[int, Meta(ge=-1, description="First prompt token with a logprob; -1: only generated ones.")]
+NumTopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
 
 class NativeSampling(OutputFields, frozen=True, kw_only=True):
     """`sampling_params`."""
@@ -29,22 +32,24 @@ class NativeSampling(OutputFields, frozen=True, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `text` or `input_ids`: one prompt, or a list of them."""
+    """Either `text` or `input_ids`: one prompt, or a list of them.
+
+    With a list of prompts, sampling_params, return_logprob, logprob_start_len, top_logprobs_num and rid may be lists of
+    the same length.
+    """
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    sampling_params: NativeSampling | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: (
-        Annotated[int, Meta(ge=-1, description="First prompt token with a logprob; -1: only generated ones.")] | None
-    ) = None
-    top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: LogprobStart | list[LogprobStart] | None = None
+    top_logprobs_num: NumTopLogprobs | list[NumTopLogprobs] | None = None
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
     cache_salt: CacheSalt | None = None
     priority: Priority | None = None
     timeout: Timeout | None = None
-    rid: Rid | None = None
+    rid: Rid | list[Rid] | None = None
 
 
 NativeScore = tuple[float | None, int, str | None]

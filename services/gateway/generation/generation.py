@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from services.gateway.generation.choice import Advance, ChoiceCore, ChoiceSpec, Delta
-from services.gateway.generation.plan import Plan
+from services.gateway.generation.plan import Continuation, Plan
 from services.gateway.generation.scores import Score, score_prompt
 from services.gateway.generation.splitting import REASONING_TAGS
 from services.gateway.text.detokenizer import Detokenizer
@@ -83,7 +83,9 @@ class Generation:
         self.limits = limits
         self._vocabulary = vocabulary
         self.choices = [
-            ChoiceCore(self._spec_for(prompt), vocabulary) for prompt in prompts for _ in range(plan.num_choices)
+            ChoiceCore(self._spec_for(index), vocabulary)
+            for index in range(plan.num_prompts)
+            for _ in range(plan.num_choices)
         ]
         self.num_unfinished = len(self.choices)
 
@@ -93,6 +95,10 @@ class Generation:
 
     def prompt_index(self, choice: int) -> int:
         return choice // self.plan.num_choices
+
+    def continuation(self, choice: int) -> Continuation:
+        """What was asked for where this choice is concerned."""
+        return self.plan.continuation(self.prompt_index(choice))
 
     def receive(self, choice: int, emission: Emission) -> Advance:
         core = self.choices[choice]
@@ -125,7 +131,7 @@ class Generation:
     def prompt_scores(self, choice: int) -> list[Score]:
         """Scores of the prompt's tokens, with offsets into `prompt_text`; empty unless asked for."""
         logprobs = self.choices[choice].prompt_logprobs
-        if logprobs is None and self.plan.sampling.prompt_logprobs_start is None:
+        if logprobs is None and self.continuation(choice).sampling.prompt_logprobs_start is None:
             return []
         prompt = self.prompts[self.prompt_index(choice)]
         scores = score_prompt(prompt, logprobs or NO_LOGPROBS, self._vocabulary)
@@ -137,10 +143,11 @@ class Generation:
         detokenizer = Detokenizer(self._vocabulary, skip_special_tokens=False)
         return detokenizer.push(token_ids) + detokenizer.finish()
 
-    def _spec_for(self, prompt: Sequence[int]) -> ChoiceSpec:
-        output = self.plan.output
+    def _spec_for(self, index: int) -> ChoiceSpec:
+        continuation = self.plan.continuation(index)
+        output = continuation.output
         if output.reasoning_parser is not None:
             start, _ = REASONING_TAGS[output.reasoning_parser]
-            opened = self._spell(prompt[-_TAIL_TOKENS:]).rstrip().endswith(start)
+            opened = self._spell(self.prompts[index][-_TAIL_TOKENS:]).rstrip().endswith(start)
             output = msgspec.structs.replace(output, starts_inside_reasoning=opened)
-        return ChoiceSpec(stops=self.plan.stops, min_new_tokens=self.plan.sampling.min_new_tokens, output=output)
+        return ChoiceSpec(stops=continuation.stops, min_new_tokens=continuation.sampling.min_new_tokens, output=output)

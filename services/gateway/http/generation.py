@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -48,14 +48,15 @@ class GenerationEndpoint(Generic[R]):
             call.shape_error = self._shape_error
         body = await read_body(scope, receive, gateway.max_body_bytes, gateway.config.receive_timeout_s)
         asked = self._interpret(self._decoder.decode(body), self._circumstances())
-        call.rid = asked.rid or call.rid
+        rids = asked.rids or (call.rid,)
+        call.rid = rids[0]
         if (refusal := gateway.quotas.admit(call.key, gateway.now())) is not None:
             raise refusal
         dialect, stream = asked.make_dialect(call.rid), EventStream(send)
         try:
             with tracer().start_as_current_span("request"):
                 async with Lifeline(receive) as lifeline:
-                    last = await self._serve(asked, dialect, stream, call, lifeline)
+                    last = await self._serve(asked, rids, dialect, stream, call, lifeline)
         except ApiError as error:
             if error.body.error.code == SLOW_CLIENT:
                 log.warning("client does not read", error=str(error))
@@ -78,10 +79,16 @@ class GenerationEndpoint(Generic[R]):
             raise ClientGone from None
 
     async def _serve(
-        self, asked: Asked, dialect: Dialect, stream: EventStream, call: Call, lifeline: Lifeline
+        self,
+        asked: Asked,
+        rids: Sequence[str],
+        dialect: Dialect,
+        stream: EventStream,
+        call: Call,
+        lifeline: Lifeline,
     ) -> bytes:
         """Generate, and send all but the end of the answer, which is returned."""
-        exchange = self._gateway.open(asked.plan, rid=call.rid, key=call.key, lifeline=lifeline)
+        exchange = self._gateway.open(asked.plan, rids=rids, key=call.key, lifeline=lifeline)
         try:
             await exchange.start()
             return await (self._stream(exchange, dialect, stream) if asked.stream else self._collect(exchange, dialect))
