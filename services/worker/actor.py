@@ -29,7 +29,7 @@ from services.worker.runner import ModelLimits
 from shared import subjects
 from shared.bus import Bus, BusDisconnected, Delivery, PayloadTooLarge, Subscription
 from shared.inbox import Inbox
-from shared.messages.cluster import ServiceState
+from shared.messages.cluster import ServiceState, unpack_heartbeat
 from shared.messages.execution import (
     Claim,
     Lapsed,
@@ -157,8 +157,15 @@ class WorkerActor(Service):
         except msgspec.DecodeError as error:
             self._append(Unreadable(str(error)))
 
-    def _on_heartbeat(self, _delivery: Delivery) -> None:
-        self._append(HolderAlive())
+    def _on_heartbeat(self, delivery: Delivery) -> None:
+        try:
+            heartbeat = unpack_heartbeat(delivery.payload)
+        except msgspec.DecodeError as error:
+            log.warning("unreadable heartbeat", error=str(error))
+            return
+        # A scheduler that leads another worker by now is alive, but no longer our holder.
+        if heartbeat.epoch == self._lease.epoch:
+            self._append(HolderAlive())
 
     def _on_connection_change(self, connected: bool) -> None:
         if connected:
@@ -243,10 +250,10 @@ class WorkerActor(Service):
             case Verdict.REPEATED:
                 for result in self._lease.kept_from(step.seq)[:1]:
                     await self._publish_to_holder(result)
-            case Verdict.LAPSED if step.epoch == self._lease.epoch:
-                await self._end_lease(reason)
             case Verdict.LAPSED:
-                await self._say_lapsed(step.epoch, step.seq, reason)
+                await self._end_lease(reason)
+            case Verdict.FOREIGN:
+                log.debug("not our step", seq=step.seq, reason=reason)
 
     async def _publish_result(self, result: StepResult) -> None:
         self._num_steps += 1
@@ -258,7 +265,7 @@ class WorkerActor(Service):
 
     async def _resend(self, resend: Resend) -> None:
         if resend.epoch != self._lease.epoch:
-            await self._say_lapsed(resend.epoch, resend.seq, f"the lease has epoch {self._lease.epoch}")
+            log.debug("not our results are asked for", epoch=resend.epoch, own_epoch=self._lease.epoch)
         elif not self._lease.can_resend(resend.seq):
             await self._end_lease(f"the result of step {resend.seq} is no longer kept")
         else:

@@ -18,6 +18,9 @@ class Verdict(Enum):
     REPEATED = "repeated"
     """Was taken before: send its result again if there is one."""
     LAPSED = "lapsed"
+    """Steps have been lost: the lease is over."""
+    FOREIGN = "foreign"
+    """Of another lease. It may be that of the worker which took our place while we were not heard: nothing to answer."""
 
 
 class LeaseKeeper:
@@ -66,9 +69,9 @@ class LeaseKeeper:
     def take(self, step: Step) -> tuple[Verdict, str]:
         """Whether to run this step, and why not."""
         if self.holder is None:
-            return Verdict.LAPSED, "there is no lease"
+            return Verdict.FOREIGN, "there is no lease"
         if step.epoch != self.epoch:
-            return Verdict.LAPSED, f"the lease has epoch {self.epoch}"
+            return Verdict.FOREIGN, f"the lease has epoch {self.epoch}"
         if step.seq > self._next_seq:
             return Verdict.LAPSED, f"step {self._next_seq} is missing"
         if step.seq < self._next_seq:

@@ -155,11 +155,18 @@ async def test_a_new_lease_starts_with_nothing_and_old_steps_do_not_count(worker
     new = await scheduler.claim()
     assert new.epoch > old.epoch
     await scheduler.send(step(2, epoch=old.epoch, decode=[1]))
-    lapsed = await scheduler.receive()
-    assert (lapsed.epoch, lapsed.seq) == (old.epoch, 2)
     await scheduler.send(admit(1, new.epoch))
     result = await scheduler.receive()
     assert (result.epoch, [row.end for row in rows(result)]) == (new.epoch, [RowEnd.RUNNING])
+
+
+async def test_a_worker_that_was_replaced_says_nothing_to_the_steps_of_its_successor(worker, scheduler):
+    lease = await scheduler.claim()
+    await scheduler.send(admit(1, lease.epoch + 1))
+    await scheduler.send(Resend(epoch=lease.epoch + 1, seq=1))
+    await scheduler.send(admit(1, lease.epoch))
+    assert (await scheduler.receive()).epoch == lease.epoch
+    assert scheduler.inbox.empty()
 
 
 async def test_a_repeated_step_is_answered_with_the_result_it_had(worker, scheduler):
@@ -225,16 +232,23 @@ async def test_more_steps_than_fit_the_queue_end_the_lease(broker, scheduler):
         assert message.reason == "more steps were sent than the window allows"
 
 
-async def test_a_silent_scheduler_loses_its_lease_and_a_heartbeat_keeps_it(broker, scheduler):
+@pytest.mark.parametrize("silence", ["no heartbeat", "heartbeats of a scheduler that leads another worker"])
+async def test_a_silent_scheduler_loses_its_lease_and_a_heartbeat_keeps_it(broker, scheduler, silence):
     settings = config(lease_ttl_s=0.6)
     actor = WorkerActor(settings, MemoryBus(broker), lambda: open_engine(settings))
     async with running(actor):
         lease = await scheduler.claim()
-        beat = pack(Heartbeat(role="scheduler", instance="anna", state=ServiceState.READY))
+        heartbeat = Heartbeat(role="scheduler", instance="anna", state=ServiceState.READY, epoch=lease.epoch)
+        beat = pack(heartbeat)
         for _ in range(8):
             await asyncio.sleep(0.1)
             await scheduler.bus.publish(subjects.heartbeat(MODEL, "scheduler", "anna"), beat)
         assert actor.epoch == lease.epoch
+        if silence != "no heartbeat":
+            beat = pack(msgspec.structs.replace(heartbeat, epoch=lease.epoch + 1))
+            for _ in range(7):
+                await asyncio.sleep(0.1)
+                await scheduler.bus.publish(subjects.heartbeat(MODEL, "scheduler", "anna"), beat)
         lapsed = await scheduler.receive()
         assert lapsed.reason == "nothing heard of the scheduler for 0.6 s"
         assert actor.info["free"] == 1

@@ -33,7 +33,7 @@ def test_the_holder_may_claim_again_and_gets_a_new_epoch():
     assert keeper.take(step(1, epoch=first))[0] is Verdict.RUN
     assert keeper.claim(ANNA, 10, 1000) is None
     assert keeper.epoch > first
-    assert keeper.take(step(1, epoch=first))[0] is Verdict.LAPSED
+    assert keeper.take(step(1, epoch=first))[0] is Verdict.FOREIGN
     assert keeper.take(step(1, epoch=keeper.epoch))[0] is Verdict.RUN
 
 
@@ -51,9 +51,9 @@ def test_steps_are_taken_once_in_order_and_a_gap_is_none():
     assert keeper.take(step(1, epoch=7)) == (Verdict.REPEATED, "")
     assert keeper.take(step(2, epoch=7)) == (Verdict.RUN, "")
     assert keeper.take(step(4, epoch=7)) == (Verdict.LAPSED, "step 3 is missing")
-    assert keeper.take(step(3, epoch=6)) == (Verdict.LAPSED, "the lease has epoch 7")
+    assert keeper.take(step(3, epoch=6)) == (Verdict.FOREIGN, "the lease has epoch 7")
     keeper.end()
-    assert keeper.take(step(3, epoch=7)) == (Verdict.LAPSED, "there is no lease")
+    assert keeper.take(step(3, epoch=7)) == (Verdict.FOREIGN, "there is no lease")
 
 
 def test_the_last_two_results_are_kept():
