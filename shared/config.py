@@ -40,7 +40,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     nats_url: Annotated[str, Meta(description="NATS server, or several separated by commas.", min_length=1)] = (
         "nats://127.0.0.1:4222"
     )
-    connect_timeout_s: Annotated[float, Meta(description="Wait this long for NATS at the start.", gt=0)] = 10.0
+    connect_timeout_s: Annotated[float, Meta(description="Wait this long for NATS at the start.", gt=0)] = 60.0
     instance: Annotated[str, Meta(description="Name of this instance in the mesh; made up when empty.")] = ""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level to log.")] = "info"
     log_format: Annotated[

@@ -38,7 +38,8 @@ _CHECK_S = 0.25
 """How often the supervisor looks whether the client closed without telling."""
 _CLOSE_S = 1.0
 """How long a goodbye may take when the server no longer reads."""
-
+_SAY_S = 1.0
+"""A service that waits for its first connection says so after this long."""
 _SETTLE_S = 5
 """How long the server may take to confirm subscriptions."""
 
@@ -123,14 +124,18 @@ class NatsBus:
     async def connect(cls, config: BusConfig, *, name: str) -> "NatsBus":
         """Connect under a name that NATS' monitoring shows. Raises BusDisconnected after `connect_timeout_s`."""
         bus = cls(config, name)
+        address = _without_credentials(config.url)
+        waiting = asyncio.get_running_loop().call_later(_SAY_S, lambda: log.info("waiting for NATS", url=address))
         try:
             async with asyncio.timeout(config.connect_timeout_s):
                 await bus._establish()
         except TimeoutError:
             raise BusDisconnected(
-                f"NATS at {_without_credentials(config.url)} is not reachable within {config.connect_timeout_s:g} s"
+                f"NATS at {address} is not reachable within {config.connect_timeout_s:g} s"
                 f" ({bus._last_error or 'no answer'})"
             ) from None
+        finally:
+            waiting.cancel()
         bus._connected = True
         bus._supervisor = asyncio.create_task(bus._supervise(), name=f"nats {name}")
         return bus

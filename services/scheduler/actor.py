@@ -301,4 +301,6 @@ def _settings(config: SchedulerConfig, replica_id: str) -> Settings:
         window=2 if config.overlap else 1,
         max_waiting_reqs=config.max_waiting_reqs,
         min_step_deadline_ms=int(config.step_deadline_s * 1000),
+        max_worker_deaths=config.max_worker_deaths,
+        worker_wait_ms=int(config.worker_wait_s * 1000),
     )

@@ -33,6 +33,12 @@ class SchedulerConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_f
     step_deadline_s: Annotated[
         float, Meta(gt=0, description="A step's result may take this long (or 8 times the average, if that is longer).")
     ] = 5.0
+    max_worker_deaths: Annotated[
+        int, Meta(ge=1, description="A request under way at so many worker deaths fails; 1: none is computed again.")
+    ] = 2
+    worker_wait_s: Annotated[
+        float, Meta(ge=0, description="Without a worker for so long, requests are handed back for other replicas.")
+    ] = 2.0
     silence_s: Annotated[
         float, Meta(gt=0, description="A worker or gateway that says nothing for so long is gone.")
     ] = 3.0

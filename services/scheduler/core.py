@@ -46,9 +46,6 @@ RUNNING = int(RowEnd.RUNNING)
 class SchedulerCore:
     """Owns the requests of a replica. Invariant: each is waiting, running or forgotten, and no slot is ever lost."""
 
-    MAX_WORKER_DEATHS = 2
-    """A request that was under way at so many worker deaths is taken to be their cause."""
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.requests: dict[str, Request] = {}
@@ -58,6 +55,7 @@ class SchedulerCore:
         self.cache: KvCache | None = None
         self.lease: Lease | None = None
         self.is_draining = False
+        self._worker_lost_ms = 0
         self._history = History()
         self._kv_feed = KvFeed(settings.replica_id)
         self._next_load_ms = 0
@@ -204,14 +202,23 @@ class SchedulerCore:
         elif (ended := self._history.get(message.request_id)) is not None:
             self._outbox.emit(message.gateway_id, ended.from_position(message.position))
         else:
-            emission = Emission(
-                request_id=message.request_id,
-                position=message.position,
-                token_ids=b"",
-                finish=FinishReason.ERROR,
-                error=UNKNOWN_REQUEST,
-            )
-            self._outbox.emit(message.gateway_id, emission)
+            self._disown(message.request_id, message.position, message.gateway_id)
+
+    def _disown(self, request_id: str, position: int, gateway_id: str) -> None:
+        """Say that the request is not here: its gateway then looks for a replica that takes it."""
+        finish, error = FinishReason.ERROR, UNKNOWN_REQUEST
+        emission = Emission(request_id=request_id, position=position, token_ids=b"", finish=finish, error=error)
+        self._outbox.emit(gateway_id, emission)
+
+    def _hand_back_all(self) -> None:
+        """Let others compute what waits here for a worker.
+
+        No history is kept, for this replica may get its requests again. No usage either: whoever ends a request bills all.
+        """
+        for request in list(self.requests.values()):
+            self.waiting.remove(request)
+            del self.requests[request.request_id]
+            self._disown(request.request_id, request.num_generated, request.submit.gateway_id)
 
     def _flush(self, reply_to: str) -> None:
         freed = self.cache.flush() if self.cache else 0
@@ -228,6 +235,8 @@ class SchedulerCore:
             if deadline_ms is not None and deadline_ms <= now_ms:
                 phase = "queued" if request.admitted_ms is None else "generating"
                 self._finish(request, FinishReason.ERROR, now_ms, error=f"the deadline passed while {phase}")
+        if self.lease is None and now_ms - self._worker_lost_ms >= self.settings.worker_wait_ms:
+            self._hand_back_all()
         match self.window.overdue(now_ms):
             case None:
                 pass
@@ -346,6 +355,7 @@ class SchedulerCore:
         if self.lease is None:
             return
         self.lease = None
+        self._worker_lost_ms = now_ms
         self.cache = None
         self.window.restart()
         displaced = list(self.planner.running.values())
@@ -360,8 +370,8 @@ class SchedulerCore:
         for request in reversed(displaced):
             self.waiting.add_first(request)
         for request in displaced:
-            if request.num_worker_deaths >= self.MAX_WORKER_DEATHS:
-                error = f"poison: under way at {request.num_worker_deaths} worker deaths"
+            if request.num_worker_deaths >= self.settings.max_worker_deaths:
+                error = f"poison: under way when its worker died, {request.num_worker_deaths} times"
                 self._finish(request, FinishReason.ERROR, now_ms, error=error)
         self._outbox.add(ev.PublishKv(self._kv_feed.cleared(self.epoch)))
         self._next_load_ms = now_ms

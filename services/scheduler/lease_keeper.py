@@ -52,7 +52,8 @@ class LeaseKeeper:
 
     async def claim(self, now_ms: int) -> Lease | None:
         """Ask the free groups one after the other; None if none can be had now."""
-        for group in sorted(self._free):
+        # Given up for a reason: the last one is taken again when there is no other.
+        for group in sorted(self._free, key=lambda group: (group == self._last_group, group)):
             if now_ms - self._free.pop(group) > self._silence_ms:
                 continue
             try:

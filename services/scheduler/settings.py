@@ -18,4 +18,8 @@ class Settings:
     """Steps that may be unanswered; 1 turns pipelining off."""
     max_waiting_reqs: int = 4096
     min_step_deadline_ms: int = 5000
+    max_worker_deaths: int = 2
+    """A request that was under way at so many worker deaths is taken to be their cause."""
+    worker_wait_ms: int = 2000
+    """Without a worker for so long, requests are handed back: another replica may have one."""
     load_interval_ms: int = 100

@@ -1,8 +1,11 @@
 """The scheduler core, one rule a test."""
 
+import dataclasses
+
 from services.scheduler import events as ev
 from shared.messages.execution import Lease, RowEnd, StepResult
 from shared.messages.generation import (
+    UNKNOWN_REQUEST,
     Abort,
     Accepted,
     CacheFlushed,
@@ -476,3 +479,35 @@ def test_requests_survive_their_worker_in_order() -> None:
     bench.run()
     assert bench.output["a"] == expected_output(PROMPT, 9)
     assert bench.output["b"] == expected_output([7, 8], 9)
+
+
+def test_requests_that_find_no_new_worker_are_handed_back_and_may_return() -> None:
+    bench = Bench()
+    bench.feed(submit("a", PROMPT, max_new_tokens=9))
+    bench.answer()
+    bench.feed(ev.WorkerLost("killed"))
+    bench.steps.clear()
+    bench.now_ms += 1999
+    bench.feed(ev.Tick())
+    assert bench.last["a"].finish is None
+    bench.now_ms += 1
+    bench.feed(ev.Tick())
+    assert (bench.last["a"].error, bench.last["a"].position) == (UNKNOWN_REQUEST, 1)
+    assert bench.core.is_idle
+    assert not bench.of(ev.RecordUsage)
+    bench.worker = type(bench.worker)(1000)
+    bench.feed(
+        ev.WorkerJoined(Lease(group="w", epoch=2, num_slots=1000, context_len=500, vocab_size=1000, end_token_ids=(0,)))
+    )
+    bench.feed(submit("a", PROMPT, max_new_tokens=9, resumed=pack_int32(bench.output["a"])))
+    bench.run()
+    assert bench.output["a"] == expected_output(PROMPT, 9)
+
+
+def test_where_no_request_may_move_one_death_of_its_worker_ends_it() -> None:
+    bench = Bench()
+    bench.core.settings = dataclasses.replace(bench.core.settings, max_worker_deaths=1)
+    bench.feed(submit("a", PROMPT, max_new_tokens=9))
+    bench.feed(ev.WorkerLost("killed"))
+    assert bench.last["a"].finish is FinishReason.ERROR
+    assert bench.last["a"].error == "poison: under way when its worker died, 1 times"

@@ -97,3 +97,14 @@ async def test_a_worker_that_was_given_up_is_claimed_again_although_it_hears_us_
     keeper.heard(heartbeat("a", free=0, epoch=1), 500)
     lease = await keeper.claim(600)
     assert lease is not None and lease.epoch == 2
+
+
+async def test_a_group_that_was_given_up_is_asked_after_all_others() -> None:
+    keeper = await keeper_with(("a", False), ("b", False))
+    keeper.heard(heartbeat("a", free=1), 0)
+    await keeper.claim(0)
+    keeper.drop()
+    keeper.heard(heartbeat("a", free=0, epoch=1), 500)
+    keeper.heard(heartbeat("b", free=1), 500)
+    lease = await keeper.claim(600)
+    assert lease is not None and lease.group == "b"
