@@ -85,7 +85,7 @@ def settings_command(markdown: bool) -> None:
     """List every setting: flag, default, who reads it, what it does."""
     rows = [
         (
-            setting.flag if setting.default is not True else f"--no-{setting.flag.removeprefix('--')}",
+            setting.flag.replace("--", "--[no-]", 1) if setting.kind == "boolean" else setting.flag,
             _shown(setting.default),
             "all" if len(setting.roles) >= 6 else ", ".join(setting.roles),
             setting.description,
