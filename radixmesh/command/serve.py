@@ -97,7 +97,10 @@ def settings_command(markdown: bool) -> None:
         for flag, default, roles, description in rows:
             click.echo(f"| `{flag}` | {f'`{default}`' if default else ''} | {roles} | {description} |")
         return
-    table = Table("flag", "default", "of", "meaning", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("flag", no_wrap=True)
+    for heading in ("default", "of", "meaning"):
+        table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)
