@@ -107,7 +107,7 @@ class Exchange:
     async def start(self) -> None:
         """Encode, vet the constraint, submit all choices; returns when replicas have accepted them. Raises ApiError."""
         pool_len = self._view.max_total_tokens(self._now())
-        prepared = await prepare(self.plan, self._mesh, self._facts.context_len, pool_len)
+        prepared = await prepare(self.plan, self._mesh, self._facts, pool_len)
         generation = Generation(self.plan, prepared.token_ids, prepared.limits, self._facts.vocabulary)
         self._generation = generation
         self._last_token_s = [self.started_s] * len(generation.choices)

@@ -7,7 +7,10 @@ import msgspec
 
 from services.gateway.errors import invalid
 from services.gateway.generation.plan import Continuation, Plan, Prompts
+from services.gateway.generation.splitting import thinking_after
 from services.gateway.mesh import Mesh
+from services.gateway.model_facts import ModelFacts
+from services.gateway.text.vocabulary import Vocabulary
 from shared.messages.packing import pack_int32, unpack_int32
 from shared.messages.tokenization import EncodeChat, EncodeText
 from shared.telemetry import tracer
@@ -25,26 +28,37 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     grammars: list[str | None]
 
 
-async def prepare(plan: Plan, mesh: Mesh, context_len: int, pool_len: int | None) -> Prepared:
+async def prepare(plan: Plan, mesh: Mesh, facts: ModelFacts, pool_len: int | None) -> Prepared:
     """Encode and compile, side by side. `pool_len`: the longest sequence that some replica holds. Raises ApiError."""
     with tracer().start_as_current_span("prepare"):
         grammars: Sequence[str | None] = [None] * len(plan.continuations)
         if all(continuation.constraint is None for continuation in plan.continuations):
             packed = await _encode(plan.prompt, mesh)
         else:
-            compiling = asyncio.gather(*(_compile(continuation, mesh) for continuation in plan.continuations))
-            packed, grammars = await asyncio.gather(_encode(plan.prompt, mesh), compiling)
+            encoding = asyncio.create_task(_encode(plan.prompt, mesh))
+            compiling = [
+                _compile(continuation, index, encoding, mesh, facts.vocabulary)
+                for index, continuation in enumerate(plan.continuations)
+            ]
+            packed, grammars = await asyncio.gather(encoding, asyncio.gather(*compiling))
     if len(plan.continuations) == 1:  # the same for all
         grammars = [grammars[0]] * len(packed)
     token_ids = [unpack_int32(prompt) for prompt in packed]
-    limits = [_limit(plan, index, len(prompt), context_len, pool_len) for index, prompt in enumerate(token_ids)]
+    limits = [_limit(plan, index, len(prompt), facts.context_len, pool_len) for index, prompt in enumerate(token_ids)]
     return Prepared(packed=packed, token_ids=token_ids, limits=limits, grammars=list(grammars))
 
 
-async def _compile(continuation: Continuation, mesh: Mesh) -> str | None:
+async def _compile(
+    continuation: Continuation, index: int, encoding: asyncio.Task[list[bytes]], mesh: Mesh, vocabulary: Vocabulary
+) -> str | None:
     if continuation.constraint is None:
         return None
-    return await mesh.compile(continuation.constraint, continuation.constraint_param)
+    thinking = None
+    if continuation.output.reasoning_parser is not None:
+        # Only the end of the prompt says whether the thinking has begun.
+        prompt = unpack_int32((await encoding)[index])
+        thinking = thinking_after(prompt, continuation.output, vocabulary)
+    return await mesh.compile(continuation.constraint, continuation.constraint_param, thinking)
 
 
 async def _encode(prompt: Prompts | EncodeChat, mesh: Mesh) -> list[bytes]:

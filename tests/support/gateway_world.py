@@ -19,7 +19,7 @@ from services.gateway.text.vocabulary import bytes_of_byte_level
 from shared import subjects
 from shared.bus import Delivery
 from shared.messages.cluster import Heartbeat, Load, ServiceState
-from shared.messages.constraints import Compiled, CompileReply, Constraint, unpack_compile
+from shared.messages.constraints import Compile, Compiled, CompileReply, Constraint, unpack_compile
 from shared.messages.generation import (
     Accepted,
     CacheFlushed,
@@ -138,6 +138,7 @@ class Mesh:
         self.submits: list[Submit] = []
         self.told: list[ReplicaInbox] = []
         self.encoded: list[EncodeRequest] = []
+        self.compiled: list[Compile] = []
         self.is_silent = False
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -191,7 +192,9 @@ class Mesh:
         self._publish(delivery.reply, pack(self.encode(request)))
 
     def _on_compile(self, delivery: Delivery) -> None:
-        self._publish(delivery.reply, pack(self.compile(unpack_compile(delivery.payload).constraint)))
+        request = unpack_compile(delivery.payload)
+        self.compiled.append(request)
+        self._publish(delivery.reply, pack(self.compile(request.constraint)))
 
     def _on_submit(self, delivery: Delivery) -> None:
         submit = unpack_replica_inbox(delivery.payload)

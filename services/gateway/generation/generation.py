@@ -8,7 +8,7 @@ import msgspec
 from services.gateway.generation.choice import Advance, ChoiceCore, ChoiceSpec, Delta
 from services.gateway.generation.plan import Continuation, Plan
 from services.gateway.generation.scores import Score, score_prompt
-from services.gateway.generation.splitting import REASONING_TAGS
+from services.gateway.generation.splitting import thinking_after
 from services.gateway.text.detokenizer import Detokenizer
 from services.gateway.text.tool_calls import CallArguments, CallStart
 from services.gateway.text.vocabulary import Vocabulary
@@ -18,8 +18,6 @@ from shared.messages.tokenization import EncodeChat
 
 NO_LOGPROBS = Logprobs(num_top=0, chosen=b"")
 """Of a prompt of one token, which has no predecessor."""
-_TAIL_TOKENS = 16
-"""Enough of a prompt's end to see a thinking tag that its template opened."""
 
 
 @dataclass(slots=True)
@@ -146,8 +144,6 @@ class Generation:
     def _spec_for(self, index: int) -> ChoiceSpec:
         continuation = self.plan.continuation(index)
         output = continuation.output
-        if output.reasoning_parser is not None:
-            start, _ = REASONING_TAGS[output.reasoning_parser]
-            opened = self._spell(self.prompts[index][-_TAIL_TOKENS:]).rstrip().endswith(start)
-            output = msgspec.structs.replace(output, starts_inside_reasoning=opened)
+        if (thinking := thinking_after(self.prompts[index], output, self._vocabulary)) is not None:
+            output = msgspec.structs.replace(output, starts_inside_reasoning=thinking.opened)
         return ChoiceSpec(stops=continuation.stops, min_new_tokens=continuation.sampling.min_new_tokens, output=output)
