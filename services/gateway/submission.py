@@ -28,7 +28,8 @@ async def submit_until_answered(
 ) -> Outcome:
     """Idempotent by request id, so an answer that was lost costs a repetition.
 
-    For `patience_s` a refusal for lack of room or of replicas counts as "not yet". `prompt_param` names the prompt in errors.
+    For `patience_s` a refusal for lack of room counts as "not yet"; one for lack of replicas for as long as any service is
+    looked for. `prompt_param` names the prompt in errors.
     """
     loop = asyncio.get_running_loop()
     started_s, attempt_s, may_be_held = loop.time(), config.submit_attempt_s, False
@@ -54,7 +55,10 @@ async def submit_until_answered(
             if isinstance(reply, Accepted):
                 return Outcome(reply.replica_id)
             failure = _rejection(reply, prompt_param)
-            limit_s = 0.0 if reply.retry_after_s is None else patience_s
+            if reply.retry_after_s is None:
+                limit_s = 0.0
+            else:  # a worker that goes is soon replaced, a full queue takes longer
+                limit_s = unavailable_after_s if reply.code is RejectCode.NO_REPLICA else patience_s
         if flight.is_landed or loop.time() - started_s >= limit_s:
             return Outcome(error=failure, may_be_held=may_be_held)
         await asyncio.sleep(RETRY_S)

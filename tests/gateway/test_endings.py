@@ -213,6 +213,16 @@ async def test_when_no_replica_is_found_the_request_fails_in_bounded_time(tmp_pa
         assert events[-1]["error"]["message"] == "no replica is running"
 
 
+async def test_a_new_request_waits_a_moment_for_a_replica_that_changes_its_worker(world):
+    nobody = Rejected(code=RejectCode.NO_REPLICA, message="no replica is running", retry_after_s=1.0)
+    world.mesh.answer = lambda submit: nobody
+    completing = asyncio.create_task(world.complete())
+    await world.mesh.until_submitted(2)
+    world.mesh.answer = lambda submit: emissions(submit, ids("hello"), finish=FinishReason.STOP)
+    reply = await completing
+    assert (reply.status_code, reply.json()["choices"][0]["text"]) == (200, "hello")
+
+
 async def test_a_stream_is_kept_alive_while_another_replica_is_looked_for(tmp_path):
     async with gateway_world(tmp_path, replica_silence_s=0.3, keepalive_s=0.2) as world:
         world.mesh.answer = runs_on("he")

@@ -154,20 +154,25 @@ class ControlledMesh:
 
     def num_steps(self) -> int:
         """Of all replicas, since their start."""
-        return sum(replica["load"]["num_steps"] for replica in self.server_info()["replicas"])
+        return _num_steps(self.server_info()["replicas"])
+
+    def _leased(self) -> set[str]:
+        """Workers that some scheduler leads, as of its last heartbeat."""
+        members = self.server_info()["members"]
+        return {member["info"]["group"] for member in members if member["role"] == "scheduler"} - {""}
 
     def serving_worker(self) -> str:
         """The worker of the busiest replica that has one. Raises LookupError."""
         info = self.server_info()
         running = {each["load"]["replica_id"]: each["load"]["num_running_reqs"] for each in info["replicas"]}
         leads = [
-            (running.get(member["instance"], 0), member["info"]["group"])
+            (running.get(member["instance"], 0), str(member["info"]["group"]))
             for member in info["members"]
             if member["role"] == "scheduler" and member["info"]["group"] in self.stack.services
         ]
         if not leads:
             raise LookupError("no scheduler has a worker")
-        return str(max(leads)[1])
+        return max(leads)[1]
 
     def the_worker(self) -> str:
         return self._paused or self.serving_worker()
@@ -183,25 +188,17 @@ class ControlledMesh:
 
     def fail_worker(self) -> None:
         """Whatever runs now is under way at the death of two workers: it fails, and both workers come back."""
-        victim = self.serving_worker()
         for _ in range(self.setup.max_worker_deaths):
-            self.wait_for(self._is_computing, "a request runs", FAILOVER_TIMEOUT_S)
+            self.wait_for(lambda: self._leased() and self._is_computing(), "a request runs", FAILOVER_TIMEOUT_S)
             victim = self.serving_worker()
             self.stop(victim, kill=True)
-            self.wait_for(lambda gone=victim: self._is_replaced(gone), "the death is noticed", FAILOVER_TIMEOUT_S)
+            self.wait_for(lambda gone=victim: gone not in self._leased(), "its death is noticed", FAILOVER_TIMEOUT_S)
         self.restart_worker()
 
     def _is_computing(self) -> bool:
-        steps = self.num_steps()
+        before = self.server_info()["replicas"]
         time.sleep(POLL_S)
-        return self._has_running() and self.num_steps() > steps
-
-    def _has_running(self) -> bool:
-        return any(replica["load"]["num_running_reqs"] for replica in self.server_info()["replicas"])
-
-    def _is_replaced(self, gone: str) -> bool:
-        members = self.server_info()["members"]
-        return all(member["info"].get("group") != gone for member in members if member["role"] == "scheduler")
+        return any(each["load"]["num_running_reqs"] for each in before) and self.num_steps() > _num_steps(before)
 
     def restart_worker(self) -> None:
         """All workers that have died, are paused, or are on their way out."""
@@ -276,16 +273,29 @@ class ControlledMesh:
         wanted = replace(self.setup, **changes)
         changed = {name for name in changes if getattr(wanted, name) != getattr(self.setup, name)}
         self.setup = wanted
-        if "num_slots" in changed:
-            self.stop(*self.workers)
+        old_epochs: set[int] = set()
         if changed & {"num_slots", "max_running_reqs", "max_worker_deaths"}:
-            self.stop(*self.schedulers)
+            old_epochs = self._epochs()
+            self.stop(*self.schedulers, *(self.workers if "num_slots" in changed else ()))
         if "gateway_flags" in changed:
             self.stop("gateway")
         self.start_workers()
         self.start_schedulers()
         self.start_gateway()
         self.wait_ready()
+        # The gateway may still speak of those that were stopped.
+        self.wait_for(lambda: self._num_leases(old_epochs) == self._max_leases, "new leases", READY_TIMEOUT_S)
+
+    @property
+    def _max_leases(self) -> int:
+        return min(len(self.workers), len(self.schedulers))
+
+    def _num_leases(self, old_epochs: set[int]) -> int:
+        return len(self._epochs() - old_epochs - {0})
+
+    def _epochs(self) -> set[int]:
+        """Of the leases; 0 stands for a replica without one."""
+        return {replica["load"]["epoch"] for replica in self.server_info()["replicas"]}
 
     def act(self, action: str) -> int:
         """Carry out one action by name; DONE or NOT_OFFERED. Raises what goes wrong."""
@@ -299,6 +309,10 @@ class ControlledMesh:
         else:
             return NOT_OFFERED
         return DONE
+
+
+def _num_steps(replicas: Sequence[dict[str, Any]]) -> int:
+    return sum(replica["load"]["num_steps"] for replica in replicas)
 
 
 PLAIN: dict[str, Callable[[ControlledMesh], None]] = {
