@@ -3,7 +3,6 @@
 import json
 import random
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -11,79 +10,10 @@ from llguidance import LLMatcher
 
 from shared.messages.constraints import ConstraintRefused, JsonSchema
 from tests.support.grammars import answer
+from tests.support.schemas import is_valid, schemas
 
 MAX_TOKENS = 600
 CLOSING = frozenset(b'"}]')
-
-bounds = st.integers(-50, 50)
-sizes = st.integers(0, 4)
-names = st.sampled_from(["a", "b", "key", "é", 'quo"te', "x y"])
-literals = st.one_of(
-    st.none(), st.booleans(), st.integers(-99, 99), st.sampled_from([0.5, -1.25, 1e-3]), st.text(max_size=4)
-)
-
-
-def optional(**fields):
-    return st.fixed_dictionaries({}, optional=fields)
-
-
-def ranged(low: str, high: str, values):
-    return st.tuples(values, values).map(lambda pair: {low: min(pair), high: max(pair)})
-
-
-strings = st.one_of(
-    ranged("minLength", "maxLength", sizes),
-    st.sampled_from(["^[a-c]+$", "x", r"^\d{2,3}$", "^(?:ab|c)?$", r"^\S+\s\S+$"]).map(lambda p: {"pattern": p}),
-    st.sampled_from(["date", "time", "date-time", "uuid", "ipv4", "email"]).map(lambda f: {"format": f}),
-    st.just({}),
-).map(lambda extra: {"type": "string", **extra})
-numbers = st.tuples(
-    st.sampled_from(["integer", "number"]),
-    st.one_of(
-        ranged("minimum", "maximum", bounds), ranged("exclusiveMinimum", "exclusiveMaximum", bounds), st.just({})
-    ),
-    optional(multipleOf=st.sampled_from([1, 2, 0.5, 7])),
-).map(lambda parts: {"type": parts[0], **parts[1], **parts[2]})
-leaves = st.one_of(
-    strings,
-    numbers,
-    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"type": ["string", "null"], "maxLength": 2}]),
-    st.lists(literals, min_size=1, max_size=3).map(lambda values: {"enum": values}),
-    literals.map(lambda value: {"const": value}),
-)
-
-
-def _objects(children):
-    return st.tuples(
-        st.dictionaries(names, children, max_size=4),
-        st.lists(names, max_size=2, unique=True),
-        st.sampled_from(
-            [{"additionalProperties": False}, {}, {"additionalProperties": {"type": "integer"}}, {"maxProperties": 2}]
-        ),
-    ).map(lambda parts: {"type": "object", "properties": parts[0], "required": parts[1], **parts[2]})
-
-
-def _arrays(children):
-    return st.tuples(
-        ranged("minItems", "maxItems", sizes),
-        optional(items=children, prefixItems=st.lists(children, min_size=1, max_size=2)),
-    ).map(lambda parts: {"type": "array", **parts[0], **parts[1]})
-
-
-def _compounds(children):
-    return st.one_of(
-        _objects(children),
-        _arrays(children),
-        st.lists(children, min_size=1, max_size=3).map(lambda branches: {"anyOf": branches}),
-        st.lists(children, min_size=1, max_size=2).map(lambda branches: {"allOf": branches}),
-        st.lists(children, min_size=2, max_size=2).map(lambda branches: {"oneOf": branches}),
-        children.map(
-            lambda child: {"$defs": {"x": child}, "type": "array", "items": {"$ref": "#/$defs/x"}, "maxItems": 2}
-        ),
-    )
-
-
-schemas = st.recursive(leaves, _compounds, max_leaves=8)
 
 
 def walk(tokenizer, grammar: str, seed: int) -> str | None:
@@ -103,11 +33,6 @@ def walk(tokenizer, grammar: str, seed: int) -> str | None:
         assert matcher.consume_token(token), matcher.get_error()
         text.append(token)
     return None
-
-
-def is_valid(schema, instance) -> bool:
-    checker = jsonschema.FormatChecker(formats=["date", "ipv4", "email", "uuid"])
-    return jsonschema.Draft202012Validator(schema, format_checker=checker).is_valid(instance)
 
 
 def check(vetter, schema, seed: int) -> None:

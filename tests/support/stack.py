@@ -70,8 +70,8 @@ class Stack:
         self.nats = NatsServer()
 
     def __enter__(self) -> "Stack":
-        self._cleanup.callback(self._stop_services)
         self._cleanup.callback(self.nats.close)
+        self._cleanup.callback(self._stop_services)  # first, while there is a bus to say goodbye on
         self.nats.start()
         return self
 
