@@ -56,6 +56,7 @@ CHAT_REFUSALS = [
     ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
     ({"messages": [*USER, {"role": "assistant", "content": None, "tool_calls": []}]}, "messages[1].content"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"continue_final_message": True}, "continue_final_message"),
     ({"tool_choice": "required", "tools": []}, "tool_choice"),
     (
         {

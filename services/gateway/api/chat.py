@@ -46,6 +46,8 @@ def interpret_chat(request: ChatRequest, circumstances: Circumstances) -> Asked:
     for name, reason in _UNSUPPORTED.items():
         if getattr(request, name) is not None:
             raise unsupported(name, reason)
+    if request.continue_final_message:
+        raise unsupported("continue_final_message", "chat templates here always end the last message")
     if request.modalities is not None and request.modalities != ["text"]:
         raise unsupported("modalities", 'this server generates text only, ["text"]')
     if request.top_logprobs is not None and not request.logprobs:

@@ -114,6 +114,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     separate_reasoning: Annotated[bool, Meta(description="Thinking text goes to reasoning_content.")] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[bool, Meta(description="Refused when true.")] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     # Fields of OpenAI's that a text model on this server cannot honour: refused by name.
