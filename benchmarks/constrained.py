@@ -1,4 +1,4 @@
-"""What constrained decoding costs and saves in the worker: `python -m benchmarks.constrained --model FOLDER`.
+"""What constrained decoding costs and saves in the worker: `python -m benchmarks.constrained`.
 
 Requests ask for a small JSON profile. Printed are the time to compile a grammar, to follow a token and to fill a mask; requests
 per second with and without jump-forward beside free text of the same lengths; and the mean step with 64 grammars in one batch.
@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import default_model, describe_machine
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine
 from services.worker.opening import open_engine
@@ -139,11 +139,12 @@ def matcher_costs(folder: str, vocab_size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of the model")
+    parser.add_argument("--model", help="folder of the model; the default model when left out")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     parser.add_argument("--width", type=int, default=8, help="requests that run at the same time")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    args.model = args.model or default_model()
     print(describe_machine())
     bench = Bench(args.model, args.dtype, args.width, args.rounds)
     matcher_costs(args.model, bench.tokenizer.get_vocab_size())

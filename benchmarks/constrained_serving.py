@@ -1,4 +1,4 @@
-"""What constrained output costs a client: `python -m benchmarks.constrained_serving --model FOLDER`.
+"""What constrained output costs a client: `python -m benchmarks.constrained_serving`.
 
 Starts a whole server, or measures a running one (`--base-url`), over HTTP with streamed answers. Requests ask for a JSON document
 that fits a schema; beside them, in turn, the same prompts generate free text of exactly as many tokens (`ignore_eos`), neither
@@ -22,7 +22,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from benchmarks.constrained import matcher_costs
-from benchmarks.machine import describe_machine
+from benchmarks.machine import default_model, describe_machine
 from tests.support.stack import Stack
 
 WIDTHS = (1, 8)
@@ -198,11 +198,12 @@ async def measure(base_url: str, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of the model")
+    parser.add_argument("--model", help="folder of the model; the default model when left out")
     parser.add_argument("--base-url", default="", help="server to measure; one is started when left out")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    args.model = args.model or default_model()
     print(describe_machine())
     matcher_costs(args.model, Tokenizer.from_file(f"{args.model}/tokenizer.json").get_vocab_size())
     with ExitStack() as cleanup:

@@ -1,6 +1,6 @@
 """What a forward pass of a real model costs: tokens per second by batch, beside the time that reading its weights takes.
 
-python benchmarks/forward.py --model FOLDER [--threads N] [--dtype float32] [--context 128 512]
+python -m benchmarks.forward [--model FOLDER] [--threads N] [--dtype float32] [--context 128 512]
 """
 
 import argparse
@@ -8,7 +8,7 @@ import argparse
 import torch
 
 from benchmarks.attention import GIGA, best_of, read_bandwidth
-from benchmarks.machine import describe_machine
+from benchmarks.machine import default_model, describe_machine
 from services.worker.batch import BatchRow, build_batch
 from services.worker.model import Model, ModelConfig, kv_bytes_per_slot, load_model
 
@@ -18,11 +18,12 @@ PREFILL_TOKENS = 512
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a model folder or GGUF file")
+    parser.add_argument("--model", help="a model folder or GGUF file; the default model when left out")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--context", type=int, nargs="+", default=[128, 512])
     args = parser.parse_args()
+    args.model = args.model or default_model()
     torch.set_num_threads(args.threads)
     bandwidth = read_bandwidth()
     print(f"{describe_machine()}, {args.threads} threads, torch {torch.__version__}")

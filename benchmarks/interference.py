@@ -9,9 +9,8 @@ import argparse
 import asyncio
 import itertools
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import default_model, describe_machine
 from tests.support.bus_client import BusClient
-from tests.support.default_model import default_model_folder
 from tests.support.stack import Stack
 
 NUM_STREAMS = 8
@@ -54,7 +53,7 @@ def main() -> None:
         async with BusClient(stack.nats.url, stack.model) as client:
             await measure(client, args.prompt_len)
 
-    with Stack(model_path=str(default_model_folder())) as stack:
+    with Stack(model_path=default_model()) as stack:
         stack.start_all("--dtype", args.dtype, "--num-slots", "48000")
         asyncio.run(run(stack))
 

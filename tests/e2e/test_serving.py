@@ -108,8 +108,8 @@ def client_of(engine: Stack) -> httpx.AsyncClient:
 async def test_64_streams_at_once_each_equal_their_solo_run(engine: Stack) -> None:
     prompts = questions()[:64]
     async with client_of(engine) as client:
-        together = await asyncio.gather(*(complete(client, engine.model, prompt, 16) for prompt in prompts))
-        alone = [await complete(client, engine.model, prompt, 16) for prompt in prompts]
+        together = await asyncio.gather(*(complete(client, engine.model, prompt, 10) for prompt in prompts))
+        alone = [await complete(client, engine.model, prompt, 10) for prompt in prompts]
     assert together == alone
 
 
@@ -133,7 +133,7 @@ async def test_clients_that_leave_take_nothing_with_them(engine: Stack) -> None:
     rng = random.Random(seed)
     prompts = questions()[:40]
     async with client_of(engine) as client, BusClient(engine.nats.url, engine.model) as bus:
-        expected = [await complete(client, engine.model, prompt, 24) for prompt in prompts[1::2]]
+        expected = [await complete(client, engine.model, prompt, 16) for prompt in prompts[1::2]]
 
         async def leave(prompt: str) -> None:
             body = {"model": engine.model, "prompt": prompt, "max_tokens": 400, "stream": True, "ignore_eos": True}
@@ -144,7 +144,7 @@ async def test_clients_that_leave_take_nothing_with_them(engine: Stack) -> None:
                     if num_events <= 0:
                         return
 
-        staying = [asyncio.create_task(complete(client, engine.model, prompt, 24)) for prompt in prompts[1::2]]
+        staying = [asyncio.create_task(complete(client, engine.model, prompt, 16)) for prompt in prompts[1::2]]
         await asyncio.gather(*(leave(prompt) for prompt in prompts[0::2]))
         assert [await task for task in staying] == expected
         num_steps = (await bus.next_load()).num_steps
