@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 QUESTION: dict[str, Any] = {"role": "user", "content": "What is the capital of France?"}
 MAX_STEPS_TO_FORGET = 2
+STAYING_TOKENS = 40
 
 
 def chat(engine: Stack, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -129,11 +130,12 @@ async def test_streams_go_on_while_a_long_prompt_is_prefilled(engine: Stack) -> 
 
 
 async def test_clients_that_leave_take_nothing_with_them(engine: Stack) -> None:
-    seed = 11
-    rng = random.Random(seed)
+    rng = random.Random(11)
     prompts = questions()[:40]
     async with client_of(engine) as client, BusClient(engine.nats.url, engine.model) as bus:
-        expected = [await complete(client, engine.model, prompt, 16) for prompt in prompts[1::2]]
+        expected = [await complete(client, engine.model, prompt, STAYING_TOKENS) for prompt in prompts[1::2]]
+        await bus.next_load()
+        step_sizes = await bus.watch_steps()
 
         async def leave(prompt: str) -> None:
             body = {"model": engine.model, "prompt": prompt, "max_tokens": 400, "stream": True, "ignore_eos": True}
@@ -144,13 +146,19 @@ async def test_clients_that_leave_take_nothing_with_them(engine: Stack) -> None:
                     if num_events <= 0:
                         return
 
-        staying = [asyncio.create_task(complete(client, engine.model, prompt, 16)) for prompt in prompts[1::2]]
+        staying = [
+            asyncio.create_task(complete(client, engine.model, prompt, STAYING_TOKENS)) for prompt in prompts[1::2]
+        ]
         await asyncio.gather(*(leave(prompt) for prompt in prompts[0::2]))
+        num_sent = len(step_sizes)
+        assert not any(task.done() for task in staying), "they must still run, or rows say nothing about who has left"
+        assert max(step_sizes) > len(staying), "those who left had rows"
         assert [await task for task in staying] == expected
-        num_steps = (await bus.next_load()).num_steps
+        late = [index for index, num_rows in enumerate(step_sizes[num_sent:], 1) if num_rows > len(staying)]
+        assert max(late, default=0) <= MAX_STEPS_TO_FORGET, f"steps {late} after the last had left had rows for them"
         load = await bus.next_load()
         while load.num_running_reqs or load.num_waiting_reqs:
             load = await bus.next_load()
-        assert load.num_steps <= num_steps + MAX_STEPS_TO_FORGET + 2, "steps were spent on clients that had left"
+        # All slots are free or in the tree: flushing it leaves none.
         assert load.num_used_slots == 0
-        assert load.num_cached_slots <= load.num_slots
+        assert (await bus.flush()).num_kept_tokens == 0

@@ -173,12 +173,12 @@ def test_every_request_finishes_once_with_its_own_tokens_and_no_slot_leaks(seed:
 def test_a_small_pool_retracts_and_nothing_shows() -> None:
     retracted = 0
     for seed in range(20):
-        replica, gateway = run(seed, num_slots=260, abort_share=0.0)
+        replica, gateway = run(seed, num_slots=200, abort_share=0.0)
         retracted += replica.core.planner.num_retracted_reqs
         for sent in gateway.sent.values():
             if sent.stops_at is None:
                 assert sent.output == expected_output(sent.prompt, sent.max_new_tokens)
-    assert retracted > 10
+    assert retracted > 20, "a pool hardly larger than the longest request cannot but retract"
 
 
 @pytest.mark.parametrize("seed", range(20))

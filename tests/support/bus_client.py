@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from shared import subjects
 from shared.bus import Bus, Delivery
 from shared.messages.cluster import Heartbeat, Load, ServiceState, unpack_load
+from shared.messages.execution import Step, unpack_worker_inbox
 from shared.messages.generation import (
     Abort,
     Accepted,
@@ -20,7 +21,7 @@ from shared.messages.generation import (
     unpack_frame,
     unpack_submit_reply,
 )
-from shared.messages.packing import pack, pack_int32, unpack_int32
+from shared.messages.packing import num_int32, pack, pack_int32, unpack_int32
 from shared.messages.sampling import SamplingParams
 from shared.nats_bus import BusConfig, NatsBus
 
@@ -114,6 +115,19 @@ class BusClient:
         self._load_came.clear()
         await self._load_came.wait()
         return next(reversed(self.loads.values()))
+
+    async def watch_steps(self) -> list[int]:
+        """A list that grows by the number of rows of each step that the one replica there is sends from now on."""
+        (replica,) = self.loads
+        step_sizes: list[int] = []
+
+        def on_step(delivery: Delivery) -> None:
+            message = unpack_worker_inbox(delivery.payload)
+            if isinstance(message, Step):
+                step_sizes.append(num_int32(message.decode) + num_int32(message.extend) // 2)
+
+        await self._bus.subscribe(subjects.replica_steps(self.model, replica), on_step)
+        return step_sizes
 
     def _on_frame(self, delivery: Delivery) -> None:
         now = asyncio.get_running_loop().time()
