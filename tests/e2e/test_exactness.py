@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,18 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     return outputs
 
 
-def start(folder: Path, num_slots: int, *scheduler_flags: str) -> Stack:
-    stack = Stack(model=MODEL, model_path=str(folder)).__enter__()
-    stack.start_all("--dtype", "float32", "--num-slots", str(num_slots), scheduler_flags=scheduler_flags)
-    return stack
+@contextmanager
+def started(folder: Path, num_slots: int, *scheduler_flags: str) -> Iterator[Stack]:
+    with Stack(model=MODEL, model_path=str(folder)) as stack:
+        stack.start_all("--dtype", "float32", "--num-slots", str(num_slots), scheduler_flags=scheduler_flags)
+        yield stack
 
 
 @pytest.fixture(scope="module")
 def stack(folder: Path, expected: list[list[int]]) -> Iterator[Stack]:
     """Room for everything at once; started after the reference has left the processor."""
-    stack = start(folder, num_slots=20_000)
-    yield stack
-    stack.__exit__(None, None, None)
+    with started(folder, num_slots=20_000) as stack:
+        yield stack
 
 
 async def test_each_prompt_alone_cold_warm_and_with_half_its_prefix_cached(
@@ -100,8 +101,7 @@ async def test_retraction_and_eviction_do_not_show(
     chosen = [index for index, length in enumerate(LENGTHS) if length < 300]
     num_slots = max(LENGTHS[index] for index in chosen) + 200
     # Without a reserve of slots each request is admitted on a guess of its length, and the guess is too low.
-    stack = start(folder, num_slots, "--reserve-slots", "2")
-    try:
+    with started(folder, num_slots, "--reserve-slots", "2") as stack:
         async with BusClient(stack.nats.url, MODEL) as client:
             for _ in range(2):
                 runs = await asyncio.gather(*(client.generate(prompts[index], NEW_TOKENS) for index in chosen))
@@ -109,5 +109,3 @@ async def test_retraction_and_eviction_do_not_show(
             load = await client.next_load()
             assert load.num_retracted_reqs > 0
             assert load.num_used_slots == 0 and load.num_running_reqs == 0
-    finally:
-        stack.__exit__(None, None, None)

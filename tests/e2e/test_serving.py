@@ -109,8 +109,8 @@ def client_of(engine: Stack) -> httpx.AsyncClient:
 async def test_64_streams_at_once_each_equal_their_solo_run(engine: Stack) -> None:
     prompts = questions()[:64]
     async with client_of(engine) as client:
-        together = await asyncio.gather(*(complete(client, engine.model, prompt, 10) for prompt in prompts))
-        alone = [await complete(client, engine.model, prompt, 10) for prompt in prompts]
+        together = await asyncio.gather(*(complete(client, engine.model, prompt, 16) for prompt in prompts))
+        alone = [await complete(client, engine.model, prompt, 16) for prompt in prompts]
     assert together == alone
 
 
