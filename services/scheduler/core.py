@@ -294,7 +294,7 @@ class SchedulerCore:
             if request.first_token_ms is None:
                 request.first_token_ms = now_ms
         if request.handle == row.handle:
-            self._confirm(request, row)
+            self._confirm(request, row, result.without_kv.get(row.handle, 0))
             if request.max_new_tokens == 0 and row.end == request.admitted_len:
                 finish = FinishReason.LENGTH
         prompt_logprobs = result.prompt_logprobs.get(row.handle) if position == 0 else None
@@ -315,10 +315,13 @@ class SchedulerCore:
         else:
             self._finish(request, finish, now_ms, emission)
 
-    def _confirm(self, request: Request, row: Row) -> None:
-        """The row's KV is there: of a row that samples all but the last token, however many tokens it brought."""
+    def _confirm(self, request: Request, row: Row, num_without_kv: int) -> None:
+        """The row's KV is there: of a row that samples all but the last token, however many tokens it brought.
+
+        Of a request that ends with it `num_without_kv` more tokens lack theirs.
+        """
         if row.samples:
-            request.computed_len = request.seq_len - 1
+            request.computed_len = request.seq_len - 1 - num_without_kv
             # A forced token takes the worker further than planned, a mask that is not ready yet holds it back.
             reached = request.computed_len + request.num_samples_in_flight
             request.sent_len = reached if reached > request.admitted_len else request.admitted_len

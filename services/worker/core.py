@@ -5,6 +5,7 @@ It owns every sequence of the current epoch. For each step `plan` applies what h
 see sooner or later is whether a grammar is compiled and a mask filled, which moves a token to a later step and changes none.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.matching.matcher import Matcher
@@ -16,7 +17,7 @@ from shared.messages.execution import RowEnd, Step, StepResult
 from shared.messages.packing import INT32_BYTES, unpack_int32
 
 SPARE_SLOTS = 1
-"""Slots that forced tokens leave free: the step after this one was sent without knowing of them and computes a token more."""
+"""Slots that forced and drafted tokens leave free: the next step was sent without knowing of them and computes one more."""
 
 
 class BadStep(ValueError):
@@ -160,7 +161,8 @@ class WorkerCore:
             if first < min(end, sequence.prompt_len - 1):
                 num_logits = end - first
                 scores = True
-        return RowPlan(sequence, start, end, num_logits, samples, scores, num_forced)
+        draft = _draft(sequence) if samples and not scores else []
+        return RowPlan(sequence, start, end, num_logits + len(draft), samples, scores, num_forced, draft)
 
     # ---------------------------------------------------------------- commit
 
@@ -178,8 +180,8 @@ class WorkerCore:
                 sequence.fail(failure)
             elif not row.samples:
                 self._commit_without_sample(row)
-            elif (token := sampled.token_ids.get(index)) is not None:
-                self._accept(sequence, token)
+            elif index in sampled.token_ids:
+                self._accept_sampled(row, sampled.token_ids[index])
             else:
                 assert sequence.matcher is not None, "only for want of a mask a row that samples gets no token"
                 # The next row computes the last token once more, for its logits.
@@ -187,6 +189,8 @@ class WorkerCore:
             outcome.end, outcome.failure = sequence.end, sequence.take_failure()
             if sequence.end is not RowEnd.FAILED:
                 outcome.token_ids = tuple(sequence.tokens[num_before : sequence.num_tokens].tolist())
+            if sequence.end in (RowEnd.STOP, RowEnd.LENGTH):
+                outcome.num_without_kv = max(0, sequence.num_tokens - 1 - sequence.num_computed)
         return make_result(open_step.step, open_step.outcomes, sampled.scores)
 
     def fail(self, message: str) -> StepResult:
@@ -212,8 +216,17 @@ class WorkerCore:
         else:
             self._end(sequence)
 
+    def _accept_sampled(self, row: RowPlan, token_ids: Sequence[int]) -> None:
+        """Take the sampled tokens as far as the draft was right: what was computed behind a wrong token means nothing."""
+        sequence = row.sequence
+        for index, token in enumerate(token_ids):
+            sequence.num_computed = row.end + index
+            self._accept(sequence, token)
+            if sequence.end is not RowEnd.RUNNING or token not in row.draft[index : index + 1]:
+                return
+
     def _accept(self, sequence: SequenceState, token: int) -> None:
-        """The sequence takes a sampled token, and the end token too where nothing else can follow."""
+        """The sequence takes a sampled token, and with it the end of the text where nothing else can follow."""
         sequence.accept(token)
         matcher = sequence.matcher
         if matcher is None or sequence.end is not RowEnd.RUNNING:
@@ -228,6 +241,16 @@ class WorkerCore:
                 self._end(sequence)
             else:
                 sequence.controls.allow_end()
+        elif matcher.forces_end and sequence.sampling.num_logprobs is None:
+            self._take_ending(sequence, matcher)
+
+    def _take_ending(self, sequence: SequenceState, matcher: Matcher) -> None:
+        """Take the last tokens, which are forced, at once: nobody is going to look at their logits."""
+        for token in matcher.forced:
+            sequence.accept(token)
+            if sequence.end is not RowEnd.RUNNING:
+                return
+        self._end(sequence)
 
     def _ends_by_itself(self, sequence: SequenceState) -> bool:
         """Whether the end token needs no logits: nothing else is allowed, and nobody asks how likely it was."""
@@ -261,6 +284,15 @@ def _take_forced(sequence: SequenceState, matcher: Matcher) -> int:
             return num_taken
     matcher.accept_forced(num_taken)
     return num_taken
+
+
+def _draft(sequence: SequenceState) -> list[int]:
+    """Tokens to compute on trial behind the last one, as far as slots and length limit reach."""
+    matcher = sequence.matcher
+    if matcher is None or sequence.controls.adjusts:  # penalties would have to count tokens that may be wrong
+        return []
+    room = min(sequence.num_slots - SPARE_SLOTS, sequence.max_tokens - 1) - sequence.num_tokens
+    return matcher.draft[: max(0, room)]
 
 
 def _rows(step: Step) -> list[tuple[int, int | None]]:

@@ -19,7 +19,9 @@ class Outcome:
     row: RowPlan | None = None
     """None: nothing is computed."""
     token_ids: tuple[int, ...] = ()
-    """New tokens: forced ones, the sampled one, an end token that follows by itself."""
+    """New tokens: forced ones, sampled ones, an ending that follows by itself."""
+    num_without_kv: int = 0
+    """Of a sequence that has ended: how many tokens before the last have not been computed."""
 
 
 def make_result(step: Step, outcomes: Sequence[Outcome], scores: Mapping[int, TokenScores]) -> StepResult:
@@ -39,6 +41,7 @@ def make_result(step: Step, outcomes: Sequence[Outcome], scores: Mapping[int, To
         failures=tuple((outcome.handle, outcome.failure) for outcome in outcomes if outcome.failure),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        without_kv={outcome.handle: outcome.num_without_kv for outcome in outcomes if outcome.num_without_kv},
     )
 
 

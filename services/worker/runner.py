@@ -3,6 +3,7 @@
 `torch_runner` does it with a model, `simulated_runner` with a clock; the core does not know which.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,12 +42,21 @@ class RowPlan:
     scores: bool
     num_forced: int = 0
     """How many of the sequence's last tokens the grammar has forced in this very step."""
+    draft: Sequence[int] = ()
+    """Tokens that may come next, computed behind `end` on trial: there is a logit for `end` and after each of them, and a
+    token is sampled from each of these logits. The slots reach that far."""
 
     @property
-    def lacks_mask(self) -> bool:
-        """The row's grammar is not compiled, or its mask not filled yet: it samples in a later step."""
+    def token_ids(self) -> NDArray[np.int32]:
+        """The tokens to compute, from position `start` on."""
+        tokens = self.sequence.tokens[self.start : self.end]
+        return np.append(tokens, np.array(self.draft, np.int32)) if self.draft else tokens
+
+    @property
+    def lacks_masks(self) -> bool:
+        """The row's grammar is not compiled, or its masks not filled yet: it samples in a later step."""
         matcher = self.sequence.matcher
-        return matcher is not None and not matcher.has_mask
+        return matcher is not None and not matcher.has_masks
 
     def known_targets(self) -> NDArray[np.int32]:
         """The tokens that the wanted logits speak about, without the one that is still to be chosen."""
@@ -80,8 +90,10 @@ class TokenScores:
 class Sampled:
     """What a step's rows gave."""
 
-    token_ids: dict[int, int]
-    """By index into `StepPlan.rows`, for each row that samples and has its mask; of a failed row without meaning."""
+    token_ids: dict[int, Sequence[int]]
+    """By index into `StepPlan.rows`, for each row that samples and has its masks: the token at `end`, then one after each
+    token of the draft, fewer if from some logits nothing can be sampled. They hold as long as the draft before them has
+    proved right. Of a failed row without meaning."""
     failures: dict[int, str] = field(default_factory=dict)
     """By index into `StepPlan.rows`: that row alone went wrong."""
     scores: dict[int, TokenScores] = field(default_factory=dict)

@@ -5,7 +5,7 @@ a generation ends at its length limit or at a stop id.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,19 +32,25 @@ class SimulatedRunner:
         started = self._clock()
         if plan.masks is not None:
             plan.masks.wait()
-        sampling = [index for index, row in enumerate(plan.rows) if row.samples and not row.lacks_mask]
-        rows = [plan.rows[index] for index in sampling]
-        numbers = uniforms([row.sequence.controls.seed for row in rows], [row.end for row in rows])
-        token_ids = self._ids[(numbers * len(self._ids)).astype(np.int64)]
-        sampled = Sampled(dict(zip(sampling, token_ids.tolist(), strict=True)))
-        for index, number in zip(sampling, numbers.tolist(), strict=True):
-            if (matcher := plan.rows[index].sequence.matcher) is not None:
-                sampled.token_ids[index] = self._allowed_token(matcher.mask, number)
+        sampled = Sampled(
+            {index: self._sample(row) for index, row in enumerate(plan.rows) if row.samples and not row.lacks_masks}
+        )
         for index, row in enumerate(plan.rows):
             if row.scores:
-                sampled.scores[index] = _certain_scores(row, sampled.token_ids.get(index))
+                sampled.scores[index] = _certain_scores(row, sampled.token_ids.get(index, ()))
         self._sleep(max(0.0, started + self._step_s - self._clock()))
         return sampled
+
+    def _sample(self, row: RowPlan) -> list[int]:
+        num_tokens = 1 + len(row.draft)
+        numbers = uniforms([row.sequence.controls.seed] * num_tokens, range(row.end, row.end + num_tokens))
+        if (matcher := row.sequence.matcher) is None:
+            token_ids: list[int] = self._ids[(numbers * len(self._ids)).astype(np.int64)].tolist()
+            return token_ids
+        return [
+            self._allowed_token(mask, number)
+            for mask, number in zip(matcher.masks[:num_tokens], numbers.tolist(), strict=True)
+        ]
 
     def _allowed_token(self, mask: NDArray[np.int32], number: float) -> int:
         """One of the tokens that a grammar allows; an end token only where nothing else may come."""
@@ -55,10 +61,9 @@ class SimulatedRunner:
         return int(choice[int(number * len(choice))])
 
 
-def _certain_scores(row: RowPlan, token: int | None) -> TokenScores:
+def _certain_scores(row: RowPlan, sampled: Sequence[int]) -> TokenScores:
     """Logprob 0 for each token, and nothing besides it to list."""
-    known = row.known_targets()
-    ids = np.append(known, np.int32(token)) if token is not None else known
+    ids = np.append(row.known_targets(), np.array(sampled, np.int32))
     num_top = min(1, row.sequence.sampling.num_logprobs or 0)
     return TokenScores(
         chosen=np.zeros(len(ids), np.float32),

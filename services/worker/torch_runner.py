@@ -28,10 +28,7 @@ class TorchRunner:
     def run(self, plan: StepPlan) -> Sampled:
         """Raises ForwardFailed where the pass failed as a whole, for want of memory say, and the device is sound."""
         batch = build_batch(
-            [
-                BatchRow(row.sequence.tokens[row.start : row.end], row.start, row.sequence.extents, row.num_logits)
-                for row in plan.rows
-            ]
+            [BatchRow(row.token_ids, row.start, row.sequence.extents, row.num_logits) for row in plan.rows]
         )
         try:
             logits = self._model.forward(batch)
@@ -56,29 +53,43 @@ def _sample(logits: Tensor, rows: Sequence[RowPlan]) -> Sampled:
         for index, (row, end) in enumerate(zip(rows, ends, strict=True))
         if row.scores
     }
-    sampling = [index for index, row in enumerate(rows) if row.samples and not row.lacks_mask]
-    token_ids: dict[int, int] = {}
+    token_ids: dict[int, Sequence[int]] = {}
     failures: dict[int, str] = {}
+    sampling = [index for index, row in enumerate(rows) if row.samples and not row.lacks_masks]
+    wanted = [_sample_rows(rows[index]) for index in sampling]
     if sampling:
-        last = [ends[index] - 1 for index in sampling]
+        last = [
+            place
+            for index, own in zip(sampling, wanted, strict=True)
+            for place in range(ends[index] - len(own), ends[index])
+        ]
         chosen = choose_tokens(
-            logits if len(last) == len(logits) else logits[last],
-            [_sample_row(rows[index]) for index in sampling],
+            logits if len(last) == len(logits) else logits[last], [sample for own in wanted for sample in own]
         )
-        token_ids = dict(zip(sampling, chosen.token_ids, strict=True))
-        failures = {sampling[place]: message for place, message in chosen.failures.items()}
-    scores = {index: _scores(own, rows[index], token_ids.get(index)) for index, own in scored.items()}
+        start = 0
+        for index, own in zip(sampling, wanted, strict=True):
+            stop = start + len(own)
+            if start in chosen.failures:
+                failures[index] = chosen.failures[start]
+            # What cannot be sampled behind a draft is a failure only if the draft is right, and then the next step's.
+            usable = next((place for place in range(start + 1, stop) if place in chosen.failures), stop)
+            token_ids[index] = chosen.token_ids[start:usable]
+            start = stop
+    scores = {index: _scores(own, rows[index], token_ids.get(index, ())) for index, own in scored.items()}
     return Sampled(token_ids, failures, scores)
 
 
-def _sample_row(row: RowPlan) -> SampleRow:
+def _sample_rows(row: RowPlan) -> list[SampleRow]:
+    """One for the row's next token, and one after each token of its draft."""
     matcher = row.sequence.matcher
-    return SampleRow(row.sequence.controls, row.end, None if matcher is None else matcher.mask)
+    return [
+        SampleRow(row.sequence.controls, row.end + index, None if matcher is None else matcher.masks[index])
+        for index in range(1 + len(row.draft))
+    ]
 
 
-def _scores(logits: Tensor, row: RowPlan, token: int | None) -> TokenScores:
-    known = row.known_targets()
-    targets = torch.tensor([*known.tolist(), *(() if token is None else (token,))], device=logits.device)
+def _scores(logits: Tensor, row: RowPlan, sampled: Sequence[int]) -> TokenScores:
+    targets = torch.tensor([*row.known_targets().tolist(), *sampled], device=logits.device)
     return score_tokens(logits[: len(targets)], targets, row.sequence.sampling.num_logprobs or 0)
 
 

@@ -80,8 +80,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     epoch: int
     seq: int
     counts: bytes
-    """int32 [rows]: new tokens of each row. More than 1: forced tokens. 0: an extend that has not reached the end, or a row
-    whose grammar was not ready in time; such a row has computed its tokens, and the next one computes the last again."""
+    """int32 [rows]: new tokens of each row. More than 1: a grammar has forced tokens, or the worker has guessed them. 0: an
+    extend that has not reached the end, or a row whose grammar was not ready in time; such a row has computed its tokens, and
+    the next one computes the last again."""
     token_ids: bytes
     """int32 [sum of counts]"""
     ends: bytes
@@ -96,6 +97,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag
     """How long the executor had nothing to run before this step."""
     run_us: int = 0
     """How long it then ran."""
+    without_kv: dict[int, int] = {}
+    """By handle, of sequences that have ended with forced tokens: how many tokens before the last have no KV."""
 
 
 class Lapsed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="lapsed"):

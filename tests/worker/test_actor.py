@@ -263,7 +263,7 @@ async def test_results_are_held_while_the_bus_is_away_and_sent_when_it_is_back(b
         def run(self, plan):
             sampled.set()
             assert may_go.wait(TIMEOUT_S)
-            return Sampled({0: 7})
+            return Sampled({0: [7]})
 
     class WatchedBus(MemoryBus):
         refused = asyncio.Event()

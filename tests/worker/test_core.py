@@ -25,7 +25,7 @@ def core():
 def sample(plan, tokens=(), **sampled):
     """What a runner gives back: `tokens` for the rows that sample, in order."""
     sampling = [index for index, row in enumerate(plan.rows) if row.samples]
-    return Sampled(dict(zip(sampling, tokens, strict=True)), **sampled)
+    return Sampled({index: [token] for index, token in zip(sampling, tokens, strict=True)}, **sampled)
 
 
 def run(core, message, tokens=(), **sampled):

@@ -152,7 +152,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert row.samples == (row.end == len(book.tokens) < book.limit)
             if row.samples:
                 tokens[index] = data.draw(st.sampled_from([END, STOP, 7, 8, 9]))
-        result = rows(self.core.commit(Sampled(tokens)))
+        result = rows(self.core.commit(Sampled({index: [token] for index, token in tokens.items()})))
         drawn = iter(tokens.values())
         for handle, got in zip(handles, result, strict=True):
             self.check_row(self.books[handle], got, drawn)

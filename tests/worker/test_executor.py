@@ -30,7 +30,7 @@ class ScriptedRunner:
         self.num_runs += 1
         if self.script and (error := self.script.pop(0)) is not None:
             raise error
-        return Sampled({index: 7 for index, row in enumerate(plan.rows) if row.samples})
+        return Sampled({index: [7] for index, row in enumerate(plan.rows) if row.samples})
 
 
 def engine(runner):

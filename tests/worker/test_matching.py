@@ -278,9 +278,9 @@ def test_a_mask_allows_what_the_grammar_allows_and_no_padding():
         while not matcher.prepare():
             pass
         matchers.fill([matcher]).wait()
-        bits = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:VOCAB]
+        bits = np.unpackbits(matcher.masks[0].view(np.uint8), bitorder="little")[:VOCAB]
         assert {TOKENIZER.decode_str([token]) for token in np.flatnonzero(bits).tolist()} == {"a", "b"}
         assert matcher.forced == []
         matcher.accept(TOKENIZER.tokenize_str("a")[0])
         assert matcher.is_complete
-        assert not matcher.has_mask
+        assert not matcher.has_masks

@@ -3,16 +3,16 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from services.worker.matching.matcher import GrammarError, Matcher
+from services.worker.matching.matcher import BITS_PER_WORD, GrammarError, Matcher, Prototype
 
 NUM_COMPILERS = 2
 """Grammars that are compiled at the same time: one that takes long holds up no other."""
 
-BITS_PER_WORD = 32
 PATIENCE_S = 0.005
 """How long a step waits for grammars and masks once its logits are there. Rows for which that is too soon sample in the next."""
 
@@ -24,12 +24,13 @@ class PendingMasks:
         self._matchers = matchers
 
     def wait(self) -> None:
-        """Return when all masks are there, or patience is over: see `Matcher.has_mask`."""
-        wait({job for matcher in self._matchers if (job := matcher.pending) is not None}, PATIENCE_S)
+        """Return when all masks are there, or patience is over: see `Matcher.has_masks`."""
+        pending: set[Future[Any]] = {job for matcher in self._matchers if (job := matcher.pending) is not None}
+        wait(pending, PATIENCE_S)
         for matcher in self._matchers:
             # A grammar that was compiled while the model ran.
-            if matcher.wants_mask:
-                matcher.fill_mask()
+            if matcher.wants_masks:
+                matcher.fill_masks()
 
 
 class Matchers:
@@ -52,7 +53,7 @@ class Matchers:
         self._compiling = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar")
         self._filling = ThreadPoolExecutor(1, thread_name_prefix="mask")
         self._tokenizer = self._compiling.submit(open_tokenizer)
-        self._prototypes: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._prototypes: OrderedDict[str, Future[Prototype]] = OrderedDict()
 
     @property
     def num_grammars(self) -> int:
@@ -66,7 +67,7 @@ class Matchers:
 
     def fill(self, matchers: Sequence[Matcher]) -> PendingMasks:
         """Start to fill the masks of `matchers`, as far as their grammars are compiled."""
-        wanting = [matcher for matcher in matchers if matcher.wants_mask]
+        wanting = [matcher for matcher in matchers if matcher.wants_masks]
         if wanting:
             job = self._filling.submit(_fill_all, wanting)
             for matcher in wanting:
@@ -77,7 +78,7 @@ class Matchers:
         for pool in (self._compiling, self._filling):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _prototype(self, grammar: str) -> Future[LLMatcher]:
+    def _prototype(self, grammar: str) -> Future[Prototype]:
         prototype = self._prototypes.get(grammar)
         if prototype is None:
             prototype = self._prototypes[grammar] = self._compiling.submit(self._compile, grammar)
@@ -87,7 +88,7 @@ class Matchers:
             self._prototypes.move_to_end(grammar)
         return prototype
 
-    def _compile(self, grammar: str) -> LLMatcher:
+    def _compile(self, grammar: str) -> Prototype:
         """Runs in a compiling thread. Raises GrammarError."""
         try:
             tokenizer = self._tokenizer.result()
@@ -100,9 +101,9 @@ class Matchers:
             prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if prototype.is_error():
             raise GrammarError(f"the grammar cannot be compiled: {prototype.get_error().strip()}")
-        return prototype
+        return Prototype(prototype, tokenizer)
 
 
 def _fill_all(matchers: Sequence[Matcher]) -> None:
     for matcher in matchers:
-        matcher.fill_mask()
+        matcher.fill_masks()
