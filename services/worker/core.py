@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.worker.matching.matcher import Matcher
-from services.worker.matching.matchers import Matchers
+from services.worker.matching.matchers import Matchers, StepMasks
 from services.worker.result import Outcome, make_result
 from services.worker.runner import ModelLimits, RowPlan, Sampled, StepPlan
 from services.worker.sequence import BadSequence, Extent, SequenceState
@@ -74,10 +74,18 @@ class WorkerCore:
             self._open.outcomes.append(outcome)
             if outcome.row is not None:
                 plan.rows.append(outcome.row)
-        constrained = [row.sequence.matcher for row in plan.rows if row.samples and row.sequence.matcher is not None]
-        if constrained:
-            plan.masks = self._matchers.fill(constrained)
+        plan.masks = self._masks(plan.rows)
         return plan
+
+    def _masks(self, rows: Sequence[RowPlan]) -> StepMasks | None:
+        constrained, ahead = [], []
+        for row in rows:
+            if row.samples and (matcher := row.sequence.matcher) is not None:
+                constrained.append(matcher)
+                # A greedy row needs its mask only where the model's first choice is not allowed.
+                if matcher.expects_masks or not row.sequence.controls.greedy:
+                    ahead.append(matcher)
+        return self._matchers.masks(constrained, ahead) if constrained else None
 
     def _admit(self, step: Step) -> None:
         limits = self.limits

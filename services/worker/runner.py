@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.worker.matching.matchers import PendingMasks
+from services.worker.matching.matchers import StepMasks
 from services.worker.sequence import SequenceState
 
 
@@ -53,10 +53,10 @@ class RowPlan:
         return np.append(tokens, np.array(self.draft, np.int32)) if self.draft else tokens
 
     @property
-    def lacks_masks(self) -> bool:
-        """The row's grammar is not compiled, or its masks not filled yet: it samples in a later step."""
+    def can_sample(self) -> bool:
+        """The row's grammar, if it has one, is compiled, and its masks are not just being filled."""
         matcher = self.sequence.matcher
-        return matcher is not None and not matcher.has_masks
+        return matcher is None or matcher.is_ready
 
     def known_targets(self) -> NDArray[np.int32]:
         """The tokens that the wanted logits speak about, without the one that is still to be chosen."""
@@ -68,8 +68,8 @@ class StepPlan:
     """The rows of one step that compute something. Sequences must not change until the step has run."""
 
     rows: list[RowPlan]
-    masks: PendingMasks | None = None
-    """To wait for before sampling; None: no row has a grammar."""
+    masks: StepMasks | None = None
+    """To wait for before sampling; None: no row that samples has a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ class Sampled:
     """What a step's rows gave."""
 
     token_ids: dict[int, Sequence[int]]
-    """By index into `StepPlan.rows`, for each row that samples and has its masks: the token at `end`, then one after each
-    token of the draft, fewer if from some logits nothing can be sampled. They hold as long as the draft before them has
-    proved right. Of a failed row without meaning."""
+    """By index into `StepPlan.rows`, for each row that samples and whose grammar was ready: the token at `end`, then one
+    after each token of the draft, fewer if from some logits nothing could be sampled. They hold as long as the draft before
+    them has proved right. None of a failed row."""
     failures: dict[int, str] = field(default_factory=dict)
     """By index into `StepPlan.rows`: that row alone went wrong."""
     scores: dict[int, TokenScores] = field(default_factory=dict)

@@ -32,8 +32,9 @@ class SimulatedRunner:
         started = self._clock()
         if plan.masks is not None:
             plan.masks.wait()
+            plan.masks.fill([matcher for row in plan.rows if row.samples and (matcher := row.sequence.matcher)])
         sampled = Sampled(
-            {index: self._sample(row) for index, row in enumerate(plan.rows) if row.samples and not row.lacks_masks}
+            {index: self._sample(row) for index, row in enumerate(plan.rows) if row.samples and row.can_sample}
         )
         for index, row in enumerate(plan.rows):
             if row.scores:

@@ -1,20 +1,16 @@
 """Runs steps with a model: batch, forward pass, logprobs, sampling."""
 
-from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from services.worker.batch import BatchRow, build_batch
 from services.worker.config import WorkerConfig
 from services.worker.memory import available_memory_bytes, check_weights_fit, pool_slots
 from services.worker.model import Model, ModelConfig, UnsupportedModel, kv_bytes_per_slot, load_config, load_model
-from services.worker.runner import ForwardFailed, ModelLimits, RowPlan, Sampled, StepPlan, TokenScores
-from services.worker.sampling.logprobs import score_tokens
-from services.worker.sampling.sampler import SampleRow, choose_tokens
+from services.worker.runner import ForwardFailed, ModelLimits, Sampled, StepPlan
+from services.worker.step_sampling import sample_step
 from shared.config import StartupError
 
 
@@ -34,63 +30,13 @@ class TorchRunner:
             logits = self._model.forward(batch)
             if plan.masks is not None:
                 plan.masks.wait()
-            return _sample(logits, plan.rows)
+            return sample_step(logits, plan)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ForwardFailed(f"out of memory in a step of {batch.num_tokens} tokens: {error}") from error
         except RuntimeError as error:
             if self._device.type != "cpu":
                 raise  # a failed kernel may have left anything in the device's memory
             raise ForwardFailed(f"the forward pass failed: {error}") from error
-
-
-def _sample(logits: Tensor, rows: Sequence[RowPlan]) -> Sampled:
-    """logits: float32 [S, vocab], the wanted ones of each row in order; scratch space afterwards."""
-    ends = list(accumulate(row.num_logits for row in rows))
-    assert (ends[-1] if ends else 0) == len(logits), f"{len(logits)} rows of logits, {ends[-1]} were asked for"
-    # Sampling works in place; logprobs are of the logits as the model gave them.
-    scored = {
-        index: logits[end - row.num_logits : end].clone()
-        for index, (row, end) in enumerate(zip(rows, ends, strict=True))
-        if row.scores
-    }
-    token_ids: dict[int, Sequence[int]] = {}
-    failures: dict[int, str] = {}
-    sampling = [index for index, row in enumerate(rows) if row.samples and not row.lacks_masks]
-    wanted = [_sample_rows(rows[index]) for index in sampling]
-    if sampling:
-        last = [
-            place
-            for index, own in zip(sampling, wanted, strict=True)
-            for place in range(ends[index] - len(own), ends[index])
-        ]
-        chosen = choose_tokens(
-            logits if len(last) == len(logits) else logits[last], [sample for own in wanted for sample in own]
-        )
-        start = 0
-        for index, own in zip(sampling, wanted, strict=True):
-            stop = start + len(own)
-            if start in chosen.failures:
-                failures[index] = chosen.failures[start]
-            # What cannot be sampled behind a draft is a failure only if the draft is right, and then the next step's.
-            usable = next((place for place in range(start + 1, stop) if place in chosen.failures), stop)
-            token_ids[index] = chosen.token_ids[start:usable]
-            start = stop
-    scores = {index: _scores(own, rows[index], token_ids.get(index, ())) for index, own in scored.items()}
-    return Sampled(token_ids, failures, scores)
-
-
-def _sample_rows(row: RowPlan) -> list[SampleRow]:
-    """One for the row's next token, and one after each token of its draft."""
-    matcher = row.sequence.matcher
-    return [
-        SampleRow(row.sequence.controls, row.end + index, None if matcher is None else matcher.masks[index])
-        for index in range(1 + len(row.draft))
-    ]
-
-
-def _scores(logits: Tensor, row: RowPlan, sampled: Sequence[int]) -> TokenScores:
-    targets = torch.tensor([*row.known_targets().tolist(), *sampled], device=logits.device)
-    return score_tokens(logits[: len(targets)], targets, row.sequence.sampling.num_logprobs or 0)
 
 
 # ---------------------------------------------------------------- opening

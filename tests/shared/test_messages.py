@@ -210,6 +210,7 @@ RESULT = execution.StepResult(
     failures=((7, "out of room"),),
     wait_us=10,
     run_us=5000,
+    without_kv={3: 2},
 )
 FRAME = generation.Frame(
     replica_id="r0",
@@ -243,14 +244,14 @@ STEP_BYTES = """
 """epoch, seq · decode · extend · one new sequence with its sampling · its grammar · one extent update · release"""
 
 RESULT_BYTES = """
-    9b a6726573756c74 01 02
+    9c a6726573756c74 01 02
     c40c 01000000 01000000 00000000
     c408 2a000000 2b000000
     c403 000100
     91 92 07 ab6f7574206f6620726f6f6d
-    80 80 0a cd1388
+    80 80 0a cd1388 81 03 02
 """
-"""epoch, seq · counts · token ids · ends · failures · logprobs and times"""
+"""epoch, seq · counts · token ids · ends · failures · logprobs and times · tokens without KV"""
 
 FRAME_BYTES = """
     95 a56672616d65 a27230 01 02

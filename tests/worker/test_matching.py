@@ -269,7 +269,7 @@ def test_compiled_grammars_are_kept_up_to_a_bound():
         assert matchers.num_grammars == 3
         again = matchers.open('start: "4"', [])
         assert matchers.num_grammars == 3
-        matchers.fill([again]).wait()
+        matchers.masks([again], [again]).wait()
 
 
 def test_a_mask_allows_what_the_grammar_allows_and_no_padding():
@@ -277,7 +277,7 @@ def test_a_mask_allows_what_the_grammar_allows_and_no_padding():
         matcher = matchers.open("start: /[ab]/", [])
         while not matcher.prepare():
             pass
-        matchers.fill([matcher]).wait()
+        matchers.masks([matcher], [matcher]).wait()
         bits = np.unpackbits(matcher.masks[0].view(np.uint8), bitorder="little")[:VOCAB]
         assert {TOKENIZER.decode_str([token]) for token in np.flatnonzero(bits).tolist()} == {"a", "b"}
         assert matcher.forced == []

@@ -13,24 +13,50 @@ from services.worker.matching.matcher import BITS_PER_WORD, GrammarError, Matche
 NUM_COMPILERS = 2
 """Grammars that are compiled at the same time: one that takes long holds up no other."""
 
+NUM_FILLERS = 2
+"""Threads that fill masks when a step waits for them: then the model does not need the cores."""
+
 PATIENCE_S = 0.005
 """How long a step waits for grammars and masks once its logits are there. Rows for which that is too soon sample in the next."""
 
 
-class PendingMasks:
-    """The masks of one step's rows, while they are being filled and the model runs."""
+class StepMasks:
+    """The masks of one step's rows: some are being filled while the model runs, others when they turn out to be needed."""
 
-    def __init__(self, matchers: Sequence[Matcher]) -> None:
-        self._matchers = matchers
+    def __init__(self, pool: ThreadPoolExecutor, constrained: Sequence[Matcher], ahead: Sequence[Matcher]) -> None:
+        """Starts to fill those of `ahead`, as far as their grammars are compiled."""
+        self._pool = pool
+        self._constrained = constrained
+        self._ahead = ahead
+        wanting = [matcher for matcher in ahead if matcher.wants_masks]
+        if wanting:
+            self._submit(wanting)
 
     def wait(self) -> None:
-        """Return when all masks are there, or patience is over: see `Matcher.has_masks`."""
-        pending: set[Future[Any]] = {job for matcher in self._matchers if (job := matcher.pending) is not None}
-        wait(pending, PATIENCE_S)
-        for matcher in self._matchers:
-            # A grammar that was compiled while the model ran.
-            if matcher.wants_masks:
-                matcher.fill_masks()
+        """Return when all grammars are compiled and all masks of `ahead` are there, or patience is over."""
+        _wait(self._constrained)
+        for matcher in self._constrained:
+            matcher.prepare()
+        # Grammars that were compiled while the model ran.
+        self.fill(self._ahead)
+
+    def fill(self, matchers: Sequence[Matcher]) -> None:
+        """Fill the masks that `matchers` lack now, for as long as patience lasts: see `Matcher.has_masks`."""
+        wanting = [matcher for matcher in matchers if matcher.wants_masks]
+        if wanting:
+            for start in range(min(NUM_FILLERS, len(wanting))):
+                self._submit(wanting[start::NUM_FILLERS])
+            _wait(wanting)
+
+    def _submit(self, matchers: Sequence[Matcher]) -> None:
+        job = self._pool.submit(_fill_all, matchers)
+        for matcher in matchers:
+            matcher.filled_by(job)
+
+
+def _wait(matchers: Sequence[Matcher]) -> None:
+    pending: set[Future[Any]] = {job for matcher in matchers if (job := matcher.pending) is not None}
+    wait(pending, PATIENCE_S)
 
 
 class Matchers:
@@ -51,7 +77,7 @@ class Matchers:
         self._max_grammars = max_grammars
         self._limits = limits
         self._compiling = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar")
-        self._filling = ThreadPoolExecutor(1, thread_name_prefix="mask")
+        self._filling = ThreadPoolExecutor(NUM_FILLERS, thread_name_prefix="mask")
         self._tokenizer = self._compiling.submit(open_tokenizer)
         self._prototypes: OrderedDict[str, Future[Prototype]] = OrderedDict()
 
@@ -65,14 +91,9 @@ class Matchers:
         matcher.prepare()
         return matcher
 
-    def fill(self, matchers: Sequence[Matcher]) -> PendingMasks:
-        """Start to fill the masks of `matchers`, as far as their grammars are compiled."""
-        wanting = [matcher for matcher in matchers if matcher.wants_masks]
-        if wanting:
-            job = self._filling.submit(_fill_all, wanting)
-            for matcher in wanting:
-                matcher.filled_by(job)
-        return PendingMasks(matchers)
+    def masks(self, constrained: Sequence[Matcher], ahead: Sequence[Matcher]) -> StepMasks:
+        """For a step in which the sequences of `constrained` sample; those of `ahead` are sure or likely to need their masks."""
+        return StepMasks(self._filling, constrained, ahead)
 
     def close(self) -> None:
         for pool in (self._compiling, self._filling):

@@ -5,7 +5,7 @@ those that do, and greedy rows without any cost one argmax. A row's token depend
 its position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,19 +37,23 @@ class SampleRow:
     """Whose next token is wanted, and at which position of the sequence it will stand.
 
     mask    int32 [at least vocab / 32]  one bit per token that the sequence's grammar allows, lowest first; None: all
+    allows  in place of a mask, of a greedy row: whether the grammar allows a token
     """
 
     controls: SamplingControls
     position: int
     mask: NDArray[np.int32] | None = None
+    allows: Callable[[int], bool] | None = None
 
 
 @dataclass(slots=True)
 class Chosen:
     token_ids: list[int]
-    """Of a failed row without meaning."""
+    """Of a failed or refused row without meaning."""
     failures: dict[int, str] = field(default_factory=dict)
     """By row."""
+    refused: list[int] = field(default_factory=list)
+    """Greedy rows without a mask whose grammar does not allow the likeliest token: see `choose_allowed`."""
 
 
 def choose_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Chosen:
@@ -58,7 +62,9 @@ def choose_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Chosen:
     adjusted = [index for index, row in enumerate(rows) if row.controls.adjusts]
     if adjusted:
         _adjust(logits, adjusted, rows)
-    _apply_masks(logits, rows)
+    for index, row in enumerate(rows):
+        if row.mask is not None:
+            _apply_mask(logits, index, row.mask)
     token_ids = argmax(logits)
     largest = logits.gather(1, token_ids.unsqueeze(1))
     drawn = [index for index, row in enumerate(rows) if not row.controls.greedy]
@@ -67,7 +73,29 @@ def choose_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Chosen:
     for start in range(0, len(drawn), group):
         part = drawn[start : start + group]
         token_ids[part] = _draw(logits[part], largest[part], [rows[index] for index in part])
-    return Chosen(token_ids.tolist(), failures)
+    chosen = Chosen(token_ids.tolist(), failures)
+    chosen.refused = [
+        row
+        for row, (token, of) in enumerate(zip(chosen.token_ids, rows, strict=True))
+        if of.allows is not None and row not in failures and not of.allows(token)
+    ]
+    return chosen
+
+
+def choose_allowed(logits: Tensor, chosen: Chosen, masks: Mapping[int, NDArray[np.int32]]) -> None:
+    """Choose again for the refused rows that `masks` names, from the logits as `choose_tokens` has left them."""
+    again = [row for row in chosen.refused if row in masks]
+    if not again:
+        return
+    allowed = logits[again]
+    for row, mask in enumerate(masks[row] for row in again):
+        _apply_mask(allowed, row, mask)
+    token_ids = argmax(allowed)
+    for row, token in zip(again, token_ids.tolist(), strict=True):
+        chosen.token_ids[row] = token
+    failures = _failures(allowed.gather(1, token_ids.unsqueeze(1)))
+    chosen.failures |= {again[row]: message for row, message in failures.items()}
+    chosen.refused = [row for row in chosen.refused if row not in masks]
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -78,17 +106,13 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _apply_masks(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Minus infinity for each token that its row's grammar does not allow."""
-    bias: NDArray[np.float32] | None = None
-    for index, row in enumerate(rows):
-        if row.mask is not None:
-            of_byte = row.mask.view(np.uint8)
-            if bias is None:
-                bias = np.empty((len(of_byte), 8), np.float32)
-            # With `out` and "clip" six times faster than indexing, which checks each byte first.
-            np.take(_BIAS_OF_BYTE, of_byte, axis=0, out=bias, mode="clip")
-            logits[index] += torch.from_numpy(bias.reshape(-1)[: logits.shape[1]]).to(logits.device)
+def _apply_mask(logits: Tensor, row: int, mask: NDArray[np.int32]) -> None:
+    """Minus infinity for each token that the row's grammar does not allow."""
+    of_byte = mask.view(np.uint8)
+    bias = np.empty((len(of_byte), 8), np.float32)
+    # With `out` and "clip" six times faster than indexing, which checks each byte first.
+    np.take(_BIAS_OF_BYTE, of_byte, axis=0, out=bias, mode="clip")
+    logits[row] += torch.from_numpy(bias.reshape(-1)[: logits.shape[1]]).to(logits.device)
 
 
 def _failures(largest: Tensor) -> dict[int, str]:
