@@ -12,6 +12,12 @@ from services.worker.runner import ModelLimits, Runner
 from services.worker.simulated_runner import SimulatedRunner
 from shared.config import StartupError
 
+_TEXT_LENGTHS = (5, 10, 15, 20, 30)
+_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{length}}}" for length in _TEXT_LENGTHS), f"{_CHARACTER}+"]
+"""Classes of tokens that a mask takes in whole where a string may go on. With more lengths than llguidance's own two (10, 30) a
+mask in a string of limited length takes a third less time."""
+
 SIMULATED_SLOTS = 1 << 18
 SIMULATED_CONTEXT_LEN = 8192
 SIMULATED_VOCAB_SIZE = 49152
@@ -51,7 +57,7 @@ def _open_tokenizer(model_path: str, limits: ModelLimits) -> LLTokenizer:
         raise FileNotFoundError(f"no tokenizer.json in model_path {model_path!r}")
     if not limits.end_token_ids:
         raise ValueError("the model has no end token")
-    return LLTokenizer(str(path), n_vocab=limits.vocab_size, eos_token=list(limits.end_token_ids))
+    return LLTokenizer(str(path), n_vocab=limits.vocab_size, eos_token=list(limits.end_token_ids), slices=SLICES)
 
 
 def _open_simulated(config: WorkerConfig) -> SimulatedRunner:

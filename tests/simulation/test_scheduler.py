@@ -17,12 +17,14 @@ from tests.simulation.world import Send, World
 from tests.support.checked_worker import CheckedWorker, expected_output
 
 GATEWAY = "g"
+MAX_SECOND_PROMPT = 150
 
 
 @dataclass
 class Sent:
     prompt: list[int]
     max_new_tokens: int
+    namespace: str = ""
     output: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     stops_at: int | None = None
@@ -30,7 +32,7 @@ class Sent:
 
 
 class Gateway:
-    """Submits requests that share prefixes; aborts some at random moments; keeps what it receives."""
+    """Submits requests that share prefixes, and goes on with some that have ended; aborts some at random; keeps what comes."""
 
     def __init__(self, random: Random, num_requests: int, abort_share: float) -> None:
         self.random = random
@@ -41,21 +43,14 @@ class Gateway:
             root = random.choice(roots)
             prompt = root[: random.randrange(1, len(root) + 1)]
             prompt = prompt + [random.randrange(1, 1000) for _ in range(random.randrange(0, 40))]
-            sent = Sent(prompt, random.randrange(0, 60))
+            sent = Sent(prompt, random.randrange(0, 60), random.choice(["", "tenant"]))
             if random.random() < 0.2:
                 sent.stops_at = random.randrange(1, 20)
             self.sent[f"r{number}"] = sent
 
     def start(self, world: World, within_ms: int = 300) -> None:
         for request_id, sent in self.sent.items():
-            submit = Submit(
-                request_id=request_id,
-                gateway_id=GATEWAY,
-                prompt=pack_int32(sent.prompt),
-                max_new_tokens=sent.max_new_tokens,
-                namespace=self.random.choice(["", "tenant"]),
-                priority=self.random.choice([0, 0, 1]),
-            )
+            submit = self._submit(request_id, sent)
             at_ms = self.random.randrange(0, within_ms)
             world.send(f"client {request_id}", "scheduler", ev.Submitted(submit, GATEWAY), at_ms)
             if self.random.random() < self.abort_share:
@@ -66,6 +61,16 @@ class Gateway:
                     Abort(request_id=request_id),
                     at_ms + self.random.randrange(0, 400),
                 )
+
+    def _submit(self, request_id: str, sent: Sent) -> Submit:
+        return Submit(
+            request_id=request_id,
+            gateway_id=GATEWAY,
+            prompt=pack_int32(sent.prompt),
+            max_new_tokens=sent.max_new_tokens,
+            namespace=sent.namespace,
+            priority=self.random.choice([0, 0, 1]),
+        )
 
     def __call__(self, now_ms: int, message: object) -> Iterable[Send]:
         if isinstance(message, Frame):
@@ -83,6 +88,12 @@ class Gateway:
         sent.finish = emission.finish
         if sent.finish is None and sent.stops_at is not None and len(sent.output) >= sent.stops_at:
             yield "scheduler", Finish(request_id=emission.request_id, num_tokens=sent.stops_at)
+        if sent.finish is FinishReason.STOP and not emission.request_id.endswith("+"):
+            # The second turn of a conversation: all that has been generated is in its prompt.
+            prompt = [*sent.prompt, *sent.output, *(self.random.randrange(1, 1000) for _ in range(3))]
+            if len(prompt) <= MAX_SECOND_PROMPT:
+                second = self.sent[f"{emission.request_id}+"] = Sent(prompt, 20, sent.namespace)
+                yield "scheduler", ev.Submitted(self._submit(f"{emission.request_id}+", second), GATEWAY)
 
 
 class Replica:

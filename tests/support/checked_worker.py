@@ -62,7 +62,8 @@ class CheckedWorker:
     """Executes steps in order; `num_slots` slots, each None or the hash of its prefix.
 
     With `forces`, rows behave as under a grammar: now and then one brings no token (its mask is not ready) or several
-    (forced tokens, as far as the slots reach). The tokens themselves are the same.
+    (forced tokens, as far as the slots reach), and an end that is certain comes with the token before it, which then has no
+    KV. The tokens themselves are the same.
     """
 
     num_slots: int
@@ -86,7 +87,7 @@ class CheckedWorker:
         for update in step.update:
             self._update(update)
         before = self.num_computed_tokens
-        counts, tokens, ends = [], [], []
+        counts, tokens, ends, without_kv = [], [], [], {}
         extend = unpack_int32(step.extend)
         rows = [(handle, None) for handle in unpack_int32(step.decode)]
         rows += list(zip(extend[::2], extend[1::2], strict=True))
@@ -95,6 +96,9 @@ class CheckedWorker:
             counts.append(len(new))
             tokens += new
             ends.append(end)
+            if end is RowEnd.STOP:
+                sequence = self.sequences[handle]
+                without_kv[handle] = len(sequence.token_ids) - 1 - sequence.computed_len
         self.extend_lens.append(self.num_computed_tokens - before)
         return StepResult(
             epoch=step.epoch,
@@ -103,6 +107,7 @@ class CheckedWorker:
             token_ids=pack_int32(tokens),
             ends=bytes(ends),
             run_us=5000,
+            without_kv={handle: number for handle, number in without_kv.items() if number > 0},
         )
 
     def _admit(self, new: NewSequence) -> None:
@@ -143,6 +148,8 @@ class CheckedWorker:
             sequence.computed_len -= 1  # the last token is computed once more for its logits
         elif reaches_end and sequence.end is RowEnd.RUNNING:
             new.append(self._append(sequence))
+            if self.forces and sequence.end is RowEnd.RUNNING and next_token(sequence.token_ids) == END_TOKEN:
+                new.append(self._append(sequence))
         return new, sequence.end
 
     def _choice(self, sequence: _Sequence) -> int:
