@@ -22,6 +22,8 @@ class Generated:
     end: RowEnd = RowEnd.RUNNING
     failure: str = ""
     logprobs: list[float] = field(default_factory=list)
+    without_kv: int = 0
+    """Tokens before the last that were not computed."""
 
 
 @dataclass
@@ -111,6 +113,7 @@ class LaggingScheduler:
             generated.token_ids += row.tokens
             generated.counts.append(len(row.tokens))
             generated.end = row.end
+            generated.without_kv = result.without_kv.get(handle, 0)
             generated.failure = dict(result.failures).get(handle, "")
             if logprobs := result.logprobs.get(handle):
                 generated.logprobs += unpack_float32(logprobs.chosen)

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from services.worker.core import WorkerCore
 from services.worker.matching.matchers import Matchers
+from services.worker.runner import Sampled
 from shared.messages.execution import RowEnd
 from shared.messages.sampling import SamplingParams
 from tests.support import worker_engine
@@ -92,11 +94,12 @@ def test_the_output_is_always_valid_and_ends_with_an_end_token(engine, temperatu
     max_new_tokens=st.sampled_from([1, 2, 5, 30, 200]),
     grammar=st.sampled_from([PROFILE_GRAMMAR, FIXED_GRAMMAR]),
     temperature=st.sampled_from([0.0, 1.0]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
 )
 def test_jumping_ahead_changes_no_token_whatever_the_window_and_the_slots(
-    seed, window, reserve, max_new_tokens, grammar, temperature
+    seed, window, reserve, max_new_tokens, grammar, temperature, presence_penalty
 ):
-    sampling = SamplingParams(temperature=temperature, seed=seed, presence_penalty=0.5)
+    sampling = SamplingParams(temperature=temperature, seed=seed, presence_penalty=presence_penalty)
     outputs = []
     for jump_forward in (False, True):
         with closing(make_engine(jump_forward=jump_forward, model_seed=seed)) as engine:
@@ -204,6 +207,37 @@ def test_a_complete_text_ends_even_if_the_request_would_rather_go_on(jump_forwar
         generated = generate(engine, grammar=FIXED_GRAMMAR, sampling=SamplingParams(**controls))
     assert generated.end is RowEnd.STOP
     assert generated.token_ids[-1] == END
+
+
+def test_a_forced_ending_comes_with_the_token_that_decides_it_and_without_kv(engine, sampling_engine):
+    grammar = LLMatcher.grammar_from_lark('start: /[0-9]/ " lazy dog."')
+    ending = len(TOKENIZER.tokenize_str(" lazy dog."))
+    outputs = [generate(e, grammar=grammar, reserve=64) for e in (engine, sampling_engine)]
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert [output.counts[-1] for output in outputs] == [1 + ending + 1, 1]
+    assert [output.without_kv for output in outputs] == [1 + ending, 0]
+
+
+@pytest.mark.parametrize(("sampled", "taken"), [([" ", "q"], [" ", "q"]), ([" a", "q"], [" a"])])
+def test_a_draft_that_is_right_brings_a_token_more_and_one_that_is_wrong_changes_nothing(sampled, taken):
+    # A token may hold " " and letters behind it, so after the first letter "the" is forced and " " is only likely.
+    grammar = LLMatcher.grammar_from_lark('start: /[ab]/ "the " /[a-z]+/ "!"')
+    a, the, space = (TOKENIZER.tokenize_str(text) for text in ("a", "the", " "))
+    sampled, taken = ([TOKENIZER.tokenize_str(text)[0] for text in texts] for texts in (sampled, taken))
+    with closing(Matchers(open_tokenizer, VOCAB)) as matchers:
+        core = WorkerCore(worker_engine.limits(), matchers)
+        greedy = SamplingParams(temperature=0)
+        core.plan(step(1, admit=[new_sequence(1, PROMPT, grammar=grammar, sampling=greedy)], extend=[(1, 3)]))
+        sequence = core.sequence(1)
+        sequence.matcher.pending.result(timeout=30)
+        sequence.matcher.prepare()
+        core.commit(Sampled({0: a}))
+        (row,) = core.plan(step(2, decode=[1])).rows
+        assert (row.token_ids.tolist(), row.num_logits, row.draft) == (a + the + space, 2, space)
+        (got,) = rows(core.commit(Sampled({0: sampled})))
+        assert got.tokens == the + taken
+        assert sequence.num_computed == sequence.num_tokens - 1
+        assert core.plan(step(3, decode=[1])).rows[0].start == sequence.num_computed
 
 
 def test_a_stop_token_among_forced_ones_ends_the_sequence_there(engine):
