@@ -206,6 +206,7 @@ def sampling_engine() -> Iterator[Stack]:
 
 VARIANTS: list[dict[str, Any]] = [
     {"response_format": FORM},
+    {"response_format": FORM, "temperature": 1, "seed": 7},
     {"response_format": FORM, "max_tokens": 17},
     {"response_format": FORM, "stop": ["role"]},
     {"response_format": FORM, "stop": ['", "'], "min_tokens": 12},
@@ -235,6 +236,25 @@ async def test_jumping_ahead_changes_nothing_that_a_client_sees(
         assert [entry["token"] for entry in content] == [entry["token"] for entry in expected]
         assert [entry["logprob"] for entry in content] == pytest.approx([e["logprob"] for e in expected], abs=1e-3)
         assert [entry["token"] for entry in scores] == [entry["token"] for entry in content]
+
+
+@pytest.mark.parametrize("regex", ["[0-9]{3}", "(Paris|Rome), in (France|Italy), of course\\."])
+async def test_a_turn_after_a_forced_ending_reads_the_cache_as_if_it_were_computed_anew(
+    engine: Stack, regex: str
+) -> None:
+    """The last tokens of such a text have not been through the model: the cache must not say so."""
+    async with client_of(engine) as client:
+        first = await chat(client, regex=regex, cache_salt=f"warm {regex}")
+        said = first["choices"][0]["message"]
+        assert first["choices"][0]["finish_reason"] == "stop"
+        messages = [*COMMON["messages"], said, {"role": "user", "content": "Are you sure?"}]
+        fields = {"messages": messages, "max_tokens": 16, "logprobs": True}
+        warm, cold = [await chat(client, **fields, cache_salt=f"{salt} {regex}") for salt in ("warm", "cold")]
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert warm["choices"][0]["message"] == cold["choices"][0]["message"]
+    scores = [[entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]] for answer in (warm, cold)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
 
 async def test_a_retracted_request_follows_its_grammar_on(sampling_engine: Stack) -> None:
