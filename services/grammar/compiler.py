@@ -36,12 +36,14 @@ class Draft:
     warnings  for the client
     parts     (where, grammar) of the schemas inside, tried first so that a complaint names its place
     param     the field of the request that complaints are about, None for the constraint itself
+    is_free   its rules are the client's own: nothing but a trial says what it costs to follow them
     """
 
     grammar: str
     warnings: tuple[str, ...] = ()
     parts: tuple[tuple[str, str], ...] = ()
     param: str | None = None
+    is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Compiler:
             case Regex(pattern=pattern):
                 return Draft(LLMatcher.grammar_from_regex(pattern))
             case Ebnf(grammar=text):
-                return Draft(LLMatcher.grammar_from_lark(to_lark(text)))
+                return Draft(LLMatcher.grammar_from_lark(to_lark(text)), is_free=True)
             case Choice(options=options):
                 return Draft(self._choice(options))
             case StructuralTag(spec=spec):

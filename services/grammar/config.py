@@ -19,6 +19,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_nodes: int
     max_alternatives: int
     max_compile_s: float
+    max_token_ms: float
     max_memory_mib: int
 
 
@@ -36,6 +37,10 @@ class GrammarConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fie
     max_compile_s: Annotated[
         float, Meta(gt=0, description="Processor seconds to compile a constraint and compute its first mask")
     ] = 1.5
+    max_token_ms: Annotated[
+        float,
+        Meta(gt=0, description="Processor milliseconds to see what a grammar allows next, once a text is under way"),
+    ] = 10.0
     vet_timeout_s: Annotated[
         float, Meta(gt=0, description="Wall-clock seconds after which the vetting process is killed")
     ] = 2.0
@@ -55,5 +60,6 @@ class GrammarConfig(ServiceConfig, frozen=True, kw_only=True, forbid_unknown_fie
             max_nodes=self.max_nodes,
             max_alternatives=self.max_alternatives,
             max_compile_s=self.max_compile_s,
+            max_token_ms=self.max_token_ms,
             max_memory_mib=self.max_memory_mib,
         )

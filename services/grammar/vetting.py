@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 from typing import BinaryIO, Final
 
 import msgspec
@@ -32,16 +33,23 @@ NICENESS: Final = 5
 """On a machine that is full, a constraint of seconds leaves the cores to streams that run; one of milliseconds hardly waits."""
 MAX_MESSAGE: Final = 300
 NUM_PROBE_TOKENS: Final = 8
+NUM_WALK_TOKENS: Final = 200
+"""Far enough for the ways to read an ambiguous text to become many."""
+NUM_DEAR_TOKENS: Final = 3
+"""So many in a row are no accident: one alone may be the first to need a large part of the automaton."""
 _MIB: Final = 1024 * 1024
 
 _NOTHING_ALLOWED: Final = (
     "it allows no text at all: its rules refer to each other without end, or ask for characters that cannot be written"
 )
+_AMBIGUOUS: Final = "it is too ambiguous: a text has too many readings to follow them all"
 _EXPLANATIONS: Final = (
     ("oneOf constraints", "`oneOf` cannot be enforced where two alternatives may hold at once; use `anyOf`"),
     ("NoExtension", _NOTHING_ALLOWED),
     ("too many expressions", "its patterns are too complex"),
     ("Unable to determine if regex is empty", "its patterns together are too complex"),
+    ("Too many items", _AMBIGUOUS),
+    ("Current row has", _AMBIGUOUS),
     ("LexerTooComplex", "its patterns are too complex"),
     ("ParserTooComplex", "its rules are too complex"),
 )
@@ -88,6 +96,8 @@ class Vetter:
                 raise Refusal(f"{where} cannot be enforced: {error}", draft.param)
         if error := self._find_error(draft.grammar, NUM_PROBE_TOKENS):
             raise Refusal(f"the constraint cannot be enforced: {error}", draft.param)
+        if draft.is_free and (error := self._find_growth(draft.grammar)):
+            raise Refusal(f"the constraint cannot be enforced: {error}", draft.param)
         grammar = draft.grammar
         if thinking is not None:
             grammar = self._compiler.behind_thinking(grammar, thinking)
@@ -111,9 +121,38 @@ class Vetter:
                 mask &= ~(1 << end)
             if not mask:
                 break
-            lowest_allowed = (mask & -mask).bit_length() - 1
-            matcher.consume_token(lowest_allowed)
+            matcher.consume_token(_lowest(mask))
         return ""
+
+    def _find_growth(self, grammar: str) -> str:
+        """Why a text under this grammar becomes too dear to follow as it grows, "" if it does not.
+
+        The parser keeps all readings of an ambiguous text: their number, and with it the time that each token costs every
+        stream of the worker, may grow without bound.
+        """
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0)
+        random = Random(NUM_WALK_TOKENS)
+        ends = sum(1 << end for end in self.tokenizer.eos_tokens)
+        limit_ms, num_dear = self._compiler.limits.max_token_ms, 0
+        for position in range(NUM_WALK_TOKENS):
+            started_s = time.thread_time()
+            mask = int.from_bytes(matcher.compute_bitmask(), "little") & ~ends
+            if matcher.is_error():
+                return explain(matcher.get_error())
+            if not mask:
+                return ""
+            above = random.randrange(mask.bit_length())
+            matcher.consume_token(_lowest(mask >> above << above))
+            spent_ms = (time.thread_time() - started_s) * 1000
+            num_dear = num_dear + 1 if spent_ms > limit_ms else 0
+            if num_dear == NUM_DEAR_TOKENS:
+                return f"{_AMBIGUOUS}; token {position} takes {spent_ms:.0f} ms, the limit is {limit_ms:g}"
+        return ""
+
+
+def _lowest(mask: int) -> int:
+    """The lowest bit that is set."""
+    return (mask & -mask).bit_length() - 1
 
 
 def explain(error: str) -> str:

@@ -59,13 +59,16 @@ BOMBS: dict[str, dict[str, Any]] = {
         {"allOf": [{"type": "string", "pattern": f"[a-z]*{c}[a-z]{{40}}"} for c in "abcdefgh"]}
     ),
     "ambiguous grammar": {"ebnf": 'start: s\ns: s s | s s s | "a" | ""'},
+    "words of words": {"ebnf": "start: s\ns: s s | t\nt: t t | /[a-z ]/"},
     "endless rule": {"ebnf": "start: a\na: a a"},
 }
+HARMLESS = {"catastrophic backtracking", "many searches", "doubling allOf", "doubling anyOf", "long array"}
+"""Bombs for other engines: an automaton never backtracks, equal schemas are one, and items are counted, not written out."""
 
 
 def body(engine: Stack, **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "Write."}]
-    return {"model": engine.model, "messages": messages, "temperature": 0, "max_tokens": 4, **fields}
+    return {"model": engine.model, "messages": messages, "temperature": 0, "max_tokens": 40, **fields}
 
 
 class Watch:
@@ -144,7 +147,7 @@ async def test_hostile_constraints_are_answered_soon_and_disturb_no_stream(engin
         f"gaps: longest {calm[-1] * 1e3:.0f} ms before, {disturbed[-1] * 1e3:.0f} ms with bombs; memory {peak_mib:.0f} MiB"
     )
     for name, (status, seconds) in answers.items():
-        assert status in (200, 400), name
+        assert status == (200 if name in HARMLESS else 400), name
         assert seconds < ANSWER_WITHIN_S, name
     assert peak_mib < MEMORY_MIB
     # A bomb is one more process that wants a core for two seconds; it never holds up a step. Machines hiccup by themselves,

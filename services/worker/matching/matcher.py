@@ -155,7 +155,7 @@ class Matcher:
 
     @property
     def has_masks(self) -> bool:
-        return self._masks_are_after == self._num_accepted
+        return self._masks_are_after == self._num_accepted and not self.failure
 
     @property
     def wants_masks(self) -> bool:
@@ -175,14 +175,16 @@ class Matcher:
         else:
             for mask, grammar in zip(self.masks, (self._grammar, *self._after_draft), strict=False):
                 grammar.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+                if grammar.is_error():
+                    mask[:] = 0
+            self._check()
         self._masks_are_after = self._num_accepted  # last: this is what tells the other thread
 
     def _look_ahead(self, rest: Sequence[int] = ()) -> None:
         """`rest` was forced before a token was taken, and stays so where the grammar now sees less far."""
         self._must_come, self.forced, self.draft, self._after_draft, self.forces_end = [], [], [], [], False
-        # In an error state llguidance silently allows the end token alone: a truncated text would pass for a complete one.
-        if self._grammar.is_error():
-            self.failure = f"the constraint cannot be followed: {self._grammar.get_error().strip()[:MAX_ERROR]}"
+        self._check()
+        if self.failure:
             return
         self.is_complete = self._grammar.is_stopped()
         if self.is_complete:
@@ -196,6 +198,12 @@ class Matcher:
             self.forces_end = after.consume_tokens(self.forced) and after.is_stopped()
         elif text := self._grammar.compute_ff_bytes():
             self._make_draft(text)
+
+    def _check(self) -> None:
+        # In an error state llguidance silently allows the end token alone: a truncated text would pass for a complete one.
+        if self._grammar.is_error():
+            error = self._grammar.get_error().partition("<state>")[0]
+            self.failure = f"the constraint cannot be followed: {error.strip()[:MAX_ERROR]}"
 
     def _make_draft(self, text: bytes) -> None:
         """`text` must come, but its last tokens are open: a longer token may hold them and what follows."""
