@@ -8,16 +8,13 @@ see sooner or later is whether a grammar is compiled and a mask filled, which mo
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.matching.matcher import Matcher
+from services.worker.jump_forward import draft, ends_by_itself, take_ending, take_forced
 from services.worker.matching.matchers import Matchers, StepMasks
 from services.worker.result import Outcome, make_result
 from services.worker.runner import ModelLimits, RowPlan, Sampled, StepPlan
 from services.worker.sequence import BadSequence, Extent, SequenceState
 from shared.messages.execution import RowEnd, Step, StepResult
 from shared.messages.packing import INT32_BYTES, unpack_int32
-
-SPARE_SLOTS = 1
-"""Slots that forced and drafted tokens leave free: the next step was sent without knowing of them and computes one more."""
 
 
 class BadStep(ValueError):
@@ -35,10 +32,9 @@ class _OpenStep:
 
 
 class WorkerCore:
-    def __init__(self, limits: ModelLimits, matchers: Matchers, *, jump_forward: bool = True) -> None:
+    def __init__(self, limits: ModelLimits, matchers: Matchers) -> None:
         self.limits = limits
         self._matchers = matchers
-        self._jump_forward = jump_forward
         self._sequences: dict[int, SequenceState] = {}
         self._refused: dict[int, str] = {}
         """Handles admitted with a description that makes no sense, and why; like sequences that failed at once."""
@@ -132,7 +128,7 @@ class WorkerCore:
         end = start + (1 if extend_len is None else extend_len)
         num_forced = 0
         if end == sequence.num_tokens and sequence.matcher is not None:
-            num_forced = _take_forced(sequence, sequence.matcher)
+            num_forced = take_forced(sequence, sequence.matcher)
             end += num_forced
         return Outcome(handle, row=self._row(sequence, start, end, num_forced))
 
@@ -156,7 +152,7 @@ class WorkerCore:
         """The row that computes positions `start` to `end`, with the logits that sampling and logprobs need."""
         sampling = sequence.sampling
         reaches_end = end == sequence.num_tokens and sequence.end is RowEnd.RUNNING and not sequence.is_full
-        samples = reaches_end and not self._ends_by_itself(sequence)
+        samples = reaches_end and not ends_by_itself(sequence)
         num_logits = int(samples)
         scores = (samples or num_forced > 0) and sampling.num_logprobs is not None
         if scores:
@@ -169,8 +165,8 @@ class WorkerCore:
             if first < min(end, sequence.prompt_len - 1):
                 num_logits = end - first
                 scores = True
-        draft = _draft(sequence) if samples and not scores else []
-        return RowPlan(sequence, start, end, num_logits + len(draft), samples, scores, num_forced, draft)
+        drafted = draft(sequence) if samples and not scores else []
+        return RowPlan(sequence, start, end, num_logits + len(drafted), samples, scores, num_forced, drafted)
 
     # ---------------------------------------------------------------- commit
 
@@ -222,7 +218,7 @@ class WorkerCore:
         if sequence.is_full:
             sequence.end = RowEnd.LENGTH
         else:
-            self._end(sequence)
+            sequence.close(self.limits.end_token_ids[0])
 
     def _accept_sampled(self, row: RowPlan, token_ids: Sequence[int]) -> None:
         """Take the sampled tokens as far as the draft was right: what was computed behind a wrong token means nothing."""
@@ -245,62 +241,16 @@ class WorkerCore:
         elif matcher.is_complete:
             if token in self.limits.end_token_ids:  # it was told to ignore them, but there is nothing else
                 sequence.end = RowEnd.STOP
-            elif self._ends_by_itself(sequence):
-                self._end(sequence)
+            elif ends_by_itself(sequence):
+                sequence.close(self.limits.end_token_ids[0])
             else:
                 sequence.controls.allow_end()
-        elif matcher.forces_end and sequence.sampling.num_logprobs is None:
-            self._take_ending(sequence, matcher)
-
-    def _take_ending(self, sequence: SequenceState, matcher: Matcher) -> None:
-        """Take the last tokens, which are forced, at once: nobody is going to look at their logits."""
-        for token in matcher.forced:
-            sequence.accept(token)
-            if sequence.end is not RowEnd.RUNNING:
-                return
-        self._end(sequence)
-
-    def _ends_by_itself(self, sequence: SequenceState) -> bool:
-        """Whether the end token needs no logits: nothing else is allowed, and nobody asks how likely it was."""
-        matcher = sequence.matcher
-        return (
-            self._jump_forward
-            and matcher is not None
-            and matcher.is_complete
-            and sequence.sampling.num_logprobs is None
-        )
-
-    def _end(self, sequence: SequenceState) -> None:
-        sequence.accept(self.limits.end_token_ids[0])
-        sequence.end = RowEnd.STOP
+        else:
+            take_ending(sequence, self.limits.end_token_ids[0])
 
     def check_invariants(self) -> None:
         for sequence in self._sequences.values():
             sequence.check_invariants()
-
-
-def _take_forced(sequence: SequenceState, matcher: Matcher) -> int:
-    """Append the tokens that the grammar forces, as far as slots and length limit reach; returns how many."""
-    if not matcher.forced or matcher.is_busy:
-        return 0
-    room = max(0, sequence.num_slots - sequence.num_tokens - SPARE_SLOTS)
-    num_taken = 0
-    for token in matcher.forced[:room]:
-        sequence.accept(token)
-        num_taken += 1
-        if sequence.end is not RowEnd.RUNNING:
-            return num_taken
-    matcher.accept_forced(num_taken)
-    return num_taken
-
-
-def _draft(sequence: SequenceState) -> list[int]:
-    """Tokens to compute on trial behind the last one, as far as slots and length limit reach."""
-    matcher = sequence.matcher
-    if matcher is None or sequence.controls.adjusts:  # penalties would have to count tokens that may be wrong
-        return []
-    room = min(sequence.num_slots - SPARE_SLOTS, sequence.max_tokens - 1) - sequence.num_tokens
-    return matcher.draft[: max(0, room)]
 
 
 def _rows(step: Step) -> list[tuple[int, int | None]]:

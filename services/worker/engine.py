@@ -10,11 +10,11 @@ from shared.messages.execution import Step, StepResult
 class Engine:
     """Everything that computes. Not thread-safe: it belongs to the executor."""
 
-    def __init__(self, runner: Runner, matchers: Matchers, *, jump_forward: bool = True) -> None:
+    def __init__(self, runner: Runner, matchers: Matchers) -> None:
         self.limits: ModelLimits = runner.limits
         self._runner = runner
         self._matchers = matchers
-        self._core = WorkerCore(runner.limits, matchers, jump_forward=jump_forward)
+        self._core = WorkerCore(runner.limits, matchers)
 
     def run(self, step: Step) -> StepResult | StepRefused:
         """Raises whatever leaves the state of the worker unknown."""

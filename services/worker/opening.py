@@ -33,7 +33,7 @@ def open_engine(config: WorkerConfig) -> Engine:
         jump_forward=config.jump_forward,
         max_grammars=config.max_grammars,
     )
-    return Engine(runner, matchers, jump_forward=config.jump_forward)
+    return Engine(runner, matchers)
 
 
 def open_runner(config: WorkerConfig) -> Runner:

@@ -128,6 +128,11 @@ class SequenceState:
         elif self.is_full:
             self.end = RowEnd.LENGTH
 
+    def close(self, end_token: int) -> None:
+        """End with `end_token`, which nobody has sampled."""
+        self.accept(end_token)
+        self.end = RowEnd.STOP
+
     def fail(self, message: str) -> None:
         self.end = RowEnd.FAILED
         self.failure = message

@@ -42,6 +42,6 @@ def no_tokenizer() -> LLTokenizer:
     raise FileNotFoundError("no tokenizer.json in model_path ''")
 
 
-def make_engine(model_seed: int, model_limits: ModelLimits, matchers: Matchers, *, jump_forward: bool = True) -> Engine:
+def make_engine(model_seed: int, model_limits: ModelLimits, matchers: Matchers) -> Engine:
     runner = TorchRunner(RandomModel(model_seed), model_limits, torch.device("cpu"))  # type: ignore[arg-type]
-    return Engine(runner, matchers, jump_forward=jump_forward)
+    return Engine(runner, matchers)

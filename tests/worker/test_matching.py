@@ -45,7 +45,7 @@ TOKENIZER = open_tokenizer()
 
 def make_engine(*, jump_forward=True, model_seed=0, opening=open_tokenizer):
     matchers = Matchers(opening, VOCAB, jump_forward=jump_forward)
-    return worker_engine.make_engine(model_seed, worker_engine.limits(), matchers, jump_forward=jump_forward)
+    return worker_engine.make_engine(model_seed, worker_engine.limits(), matchers)
 
 
 def generate(engine, *, window=2, reserve=16, prompt=PROMPT, **description):

@@ -50,13 +50,14 @@ class Matcher:
         self.forced: list[int] = []
         self.draft: list[int] = []
         self.failure = ""
+        self.may_jump = jump_forward
+        """Tokens may be taken without sampling them."""
         self.is_complete = False
         """The text is complete and nothing may follow it, except an end token."""
         self.forces_end = False
         """The text is complete after `forced`, which is not empty, and nothing may follow."""
         self._prototype: Future[Prototype] | None = prototype
         self._generated = list(generated)
-        self._jump_forward = jump_forward
         self._grammar: LLMatcher
         self._tokenizer: LLTokenizer
         self._must_come: list[int] = []
@@ -190,7 +191,7 @@ class Matcher:
         if self.is_complete:
             return
         self._must_come = self._grammar.compute_ff_tokens() or list(rest)
-        if not self._jump_forward:
+        if not self.may_jump:
             return
         self.forced = self._must_come
         if self.forced:
