@@ -1,5 +1,6 @@
 import json
 import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -270,6 +271,25 @@ def test_a_grammar_that_compiles_late_delays_its_own_row_alone():
             row = rows(engine.run(step(seq, decode=[1])))[0]
             seq, tokens = seq + 1, row.tokens
         assert TOKENIZER.decode_str(tokens).startswith("The")
+
+
+def test_a_step_waits_for_a_late_grammar_once(monkeypatch):
+    monkeypatch.setattr("services.worker.matching.matchers.PATIENCE_S", 0.5)
+    may_open = threading.Event()
+
+    def open_late():
+        assert may_open.wait(10)
+        return open_tokenizer()
+
+    with closing(make_engine(opening=open_late)) as engine:
+        times = [time.monotonic()]
+        admit = [new_sequence(1, PROMPT, grammar=FIXED_GRAMMAR), new_sequence(2, PROMPT)]
+        engine.run(step(1, admit=admit, extend=[(1, 3), (2, 3)]))
+        times.append(time.monotonic())
+        engine.run(step(2, decode=[1, 2]))
+        times.append(time.monotonic())
+        may_open.set()
+    assert times[1] - times[0] > 0.5 > times[2] - times[1]
 
 
 @pytest.mark.parametrize("grammar", ["start: (((", "no grammar at all", 'start: "a" start "b"'])

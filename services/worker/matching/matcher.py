@@ -52,6 +52,8 @@ class Matcher:
         self.failure = ""
         self.may_jump = jump_forward
         """Tokens may be taken without sampling them."""
+        self.is_late = False
+        """A step has waited for it in vain."""
         self.is_complete = False
         """The text is complete and nothing may follow it, except an end token."""
         self.forces_end = False

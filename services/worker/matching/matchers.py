@@ -35,8 +35,6 @@ class StepMasks:
     def wait(self) -> None:
         """Return when all grammars are compiled and all masks of `ahead` are there, or patience is over."""
         _wait(self._constrained)
-        for matcher in self._constrained:
-            matcher.prepare()
         # Grammars that were compiled while the model ran.
         self.fill(self._ahead)
 
@@ -55,8 +53,13 @@ class StepMasks:
 
 
 def _wait(matchers: Sequence[Matcher]) -> None:
-    pending: set[Future[Any]] = {job for matcher in matchers if (job := matcher.pending) is not None}
+    """For as long as patience lasts. What was late before is not waited for again: it has cost the other rows enough."""
+    jobs = (matcher.pending for matcher in matchers if not matcher.is_late)
+    pending: set[Future[Any]] = {job for job in jobs if job is not None}
     wait(pending, PATIENCE_S)
+    for matcher in matchers:
+        matcher.prepare()
+        matcher.is_late = matcher.is_busy
 
 
 class Matchers:
