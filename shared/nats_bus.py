@@ -287,14 +287,16 @@ class NatsBus:
         """
         # nats-py writes its PING past the commands that still wait for the flusher; the second one comes behind them.
         for _ in range(2):
-            flushing = asyncio.ensure_future(client.flush(timeout=_SETTLE_S))
-            try:
-                await asyncio.wait((flushing, self._lost), return_when=asyncio.FIRST_COMPLETED)
-                if not flushing.done():
-                    raise nats.errors.ConnectionClosedError
-                flushing.result()
-            finally:
-                flushing.cancel()
+            # Not `flush`: given up, it leaves a cancelled future behind, and the PONG that comes late ends nats-py's reader.
+            if client.is_closed:
+                raise nats.errors.ConnectionClosedError
+            pong = asyncio.get_running_loop().create_future()
+            await client._send_ping(pong)
+            await asyncio.wait((pong, self._lost), timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._lost.done():
+                raise nats.errors.ConnectionClosedError
+            if not pong.done():
+                raise nats.errors.FlushTimeoutError
 
     async def _discard(self, client: Client) -> None:
         """Release all that a client holds, also when its own close stopped half way at a dead socket.

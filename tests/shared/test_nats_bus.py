@@ -128,6 +128,26 @@ async def test_a_publisher_that_waits_for_a_full_buffer_can_be_cancelled(own_nat
     await bus.close()
 
 
+async def test_a_subscription_given_up_while_the_server_is_silent_leaves_the_others_alone(
+    own_nats_server: NatsServer,
+) -> None:
+    bus = await connect(own_nats_server)
+    collector = Collector()
+    await bus.subscribe("a", collector)
+    own_nats_server.pause()
+    given_up = asyncio.create_task(bus.subscribe("b", collector))
+    await asyncio.sleep(0.05)  # its PING is on the way
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    own_nats_server.resume()
+    changed = asyncio.create_task(changes(bus, False))
+    await bus.publish("a", b"still heard")
+    assert (await collector.until(1))[0].payload == b"still heard"
+    assert not changed.done()
+    changed.cancel()
+    await bus.close()
+
+
 async def test_closing_does_not_wait_for_a_server_that_no_longer_reads(own_nats_server: NatsServer) -> None:
     bus = await connect(own_nats_server, flush_timeout_s=0.05)
     own_nats_server.pause()
