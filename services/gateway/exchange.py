@@ -156,7 +156,7 @@ class Exchange:
         generation, deltas = self.generation, []
         for choice, emission in items:
             if emission.error == UNKNOWN_REQUEST:
-                self._flights[choice].forget_replica()
+                self._flights[choice].forget_replica(emission.num_worker_deaths)
                 continue
             advance = generation.receive(choice, emission)
             if advance.num_tokens:
@@ -207,7 +207,9 @@ class Exchange:
             if choice.num_received >= submit.max_new_tokens > 0:  # all of it is here, but for the word that it is
                 self._deliver(flight.choice, _length_reached(flight, choice.num_received))
                 continue
-            self._submits[flight.choice] = msgspec.structs.replace(submit, resumed=choice.resume())
+            self._submits[flight.choice] = msgspec.structs.replace(
+                submit, resumed=choice.resume(), num_worker_deaths=flight.num_worker_deaths
+            )
             self._metrics.num_moved.inc()
             log.warning("moving to another replica", request=flight.request_id, num_tokens=choice.num_received)
             moving.append(flight)

@@ -15,6 +15,7 @@ class Flight:
     left         replicas it was taken away from: what they still send is not wanted
     heard_s      when the last emission came, or the flight began
     num_moves    how often it had to look for another replica
+    num_worker_deaths  at how many deaths of a worker it was under way, as far as replicas have told
     is_landed    over for this side: whoever still accepts it is told to abort
     """
 
@@ -26,6 +27,7 @@ class Flight:
     left: set[str] = field(default_factory=set)
     is_landed: bool = False
     num_moves: int = 0
+    num_worker_deaths: int = 0
 
     def belongs_to(self, replica_id: str) -> bool:
         """Whether an emission of that replica is for us. The first replica to be heard has the flight.
@@ -42,9 +44,11 @@ class Flight:
         self.left.add(self.replica_id)
         self.replica_id = None
 
-    def forget_replica(self) -> None:
-        """Its replica does not know it: any replica may have it next, this one too."""
+    def forget_replica(self, num_worker_deaths: int) -> None:
+        """Its replica does not know it, or no longer: any replica may have it next, this one too."""
         self.replica_id = None
+        # One that has never heard of it knows of no deaths either.
+        self.num_worker_deaths = max(self.num_worker_deaths, num_worker_deaths)
 
     def accept(self, replica_id: str) -> bool:
         """A replica has answered Accepted; False when another one has the flight already."""

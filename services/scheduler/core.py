@@ -132,6 +132,7 @@ class SchedulerCore:
                 prompt_len=prompt_len,
                 max_new_tokens=min(submit.max_new_tokens, max_total_tokens(self.lease) - prompt_len),
                 arrived_ms=now_ms,
+                num_worker_deaths=submit.num_worker_deaths,
             )
             self.requests[submit.request_id] = request
             self.waiting.add(request)
@@ -204,10 +205,16 @@ class SchedulerCore:
         else:
             self._disown(message.request_id, message.position, message.gateway_id)
 
-    def _disown(self, request_id: str, position: int, gateway_id: str) -> None:
+    def _disown(self, request_id: str, position: int, gateway_id: str, num_worker_deaths: int = 0) -> None:
         """Say that the request is not here: its gateway then looks for a replica that takes it."""
-        finish, error = FinishReason.ERROR, UNKNOWN_REQUEST
-        emission = Emission(request_id=request_id, position=position, token_ids=b"", finish=finish, error=error)
+        emission = Emission(
+            request_id=request_id,
+            position=position,
+            token_ids=b"",
+            finish=FinishReason.ERROR,
+            error=UNKNOWN_REQUEST,
+            num_worker_deaths=num_worker_deaths,
+        )
         self._outbox.emit(gateway_id, emission)
 
     def _hand_back_all(self) -> None:
@@ -218,7 +225,8 @@ class SchedulerCore:
         for request in list(self.requests.values()):
             self.waiting.remove(request)
             del self.requests[request.request_id]
-            self._disown(request.request_id, request.num_generated, request.submit.gateway_id)
+            gateway_id, num_deaths = request.submit.gateway_id, request.num_worker_deaths
+            self._disown(request.request_id, request.num_generated, gateway_id, num_deaths)
 
     def _flush(self, reply_to: str) -> None:
         freed = self.cache.flush() if self.cache else 0

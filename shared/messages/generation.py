@@ -40,6 +40,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Unix time after which the work is dropped with a typed answer."""
     trace: dict[str, str] = {}
     """W3C trace context."""
+    num_worker_deaths: int = 0
+    """At how many deaths of a worker the request was under way, elsewhere and before."""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -133,6 +135,8 @@ class Emission(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Of `token_ids`, when asked for."""
     prompt_logprobs: Logprobs | None = None
     """Of the prompt from `prompt_logprobs_start` on, once; position 0 has no predecessor and is left out."""
+    num_worker_deaths: int = 0
+    """Of a request handed back: to be submitted with it again."""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="frame"):

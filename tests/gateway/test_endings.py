@@ -267,11 +267,17 @@ async def test_a_scheduler_that_has_forgotten_a_request_gets_it_again(world):
     submit = await world.mesh.until_submitted()
     world.mesh.answer = lambda submit: emissions(submit, ids("hello"), finish=FinishReason.STOP)[2:]
     unknown = Emission(
-        request_id=submit.request_id, position=2, token_ids=b"", finish=FinishReason.ERROR, error=UNKNOWN_REQUEST
+        request_id=submit.request_id,
+        position=2,
+        token_ids=b"",
+        finish=FinishReason.ERROR,
+        error=UNKNOWN_REQUEST,
+        num_worker_deaths=1,
     )
     world.mesh.emit(submit, unknown)
     resumed = await world.mesh.until_submitted(2)
     assert unpack_int32(resumed.resumed) == ids("he")
+    assert (submit.num_worker_deaths, resumed.num_worker_deaths) == (0, 1)
     assert (await waiting).json()["choices"][0]["text"] == "hello"
 
 

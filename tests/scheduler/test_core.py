@@ -493,6 +493,7 @@ def test_requests_that_find_no_new_worker_are_handed_back_and_may_return() -> No
     bench.now_ms += 1
     bench.feed(ev.Tick())
     assert (bench.last["a"].error, bench.last["a"].position) == (UNKNOWN_REQUEST, 1)
+    assert bench.last["a"].num_worker_deaths == 1
     assert bench.core.is_idle
     assert not bench.of(ev.RecordUsage)
     bench.worker = type(bench.worker)(1000)
@@ -502,6 +503,13 @@ def test_requests_that_find_no_new_worker_are_handed_back_and_may_return() -> No
     bench.feed(submit("a", PROMPT, max_new_tokens=9, resumed=pack_int32(bench.output["a"])))
     bench.run()
     assert bench.output["a"] == expected_output(PROMPT, 9)
+
+
+def test_deaths_at_other_replicas_count() -> None:
+    bench = Bench()
+    bench.feed(submit("a", PROMPT, max_new_tokens=9, num_worker_deaths=1))
+    bench.feed(ev.WorkerLost("killed"))
+    assert bench.last["a"].error == "poison: under way when its worker died, 2 times"
 
 
 def test_where_no_request_may_move_one_death_of_its_worker_ends_it() -> None:

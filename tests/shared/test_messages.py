@@ -256,8 +256,8 @@ RESULT_BYTES = """
 FRAME_BYTES = """
     95 a56672616d65 a27230 01 02
     92
-    99 a161 00 c404 2a000000 c0 00 c0 c0 c0 c0
-    99 a162 09 c404 02000000 a473746f70 04 02 c0 c0 c0
+    9a a161 00 c404 2a000000 c0 00 c0 c0 c0 c0 00
+    9a a162 09 c404 02000000 a473746f70 04 02 c0 c0 c0 00
 """
 """replica, epoch, seq · two emissions"""
 
