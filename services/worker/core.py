@@ -8,7 +8,7 @@ see sooner or later is whether a grammar is compiled and a mask filled, which mo
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.jump_forward import draft, ends_by_itself, take_ending, take_forced
+from services.worker.jump_forward import MAX_FORCED_TOKENS, draft, ends_by_itself, take_ending, take_forced
 from services.worker.matching.matchers import Matchers, StepMasks
 from services.worker.result import Outcome, make_result
 from services.worker.runner import ModelLimits, RowPlan, Sampled, StepPlan
@@ -29,6 +29,7 @@ class _OpenStep:
     plan: StepPlan
     outcomes: list[Outcome] = field(default_factory=list)
     """One for each row of the step, in its order."""
+    num_forced_left: int = MAX_FORCED_TOKENS
 
 
 class WorkerCore:
@@ -112,6 +113,7 @@ class WorkerCore:
 
     def _plan_row(self, handle: int, extend_len: int | None) -> Outcome:
         """`extend_len` is None for a decode row."""
+        assert self._open is not None
         sequence = self._sequences.get(handle)
         if sequence is None:
             if (refusal := self._refused.get(handle)) is None:
@@ -128,7 +130,8 @@ class WorkerCore:
         end = start + (1 if extend_len is None else extend_len)
         num_forced = 0
         if end == sequence.num_tokens and sequence.matcher is not None:
-            num_forced = take_forced(sequence, sequence.matcher)
+            num_forced = take_forced(sequence, sequence.matcher, self._open.num_forced_left)
+            self._open.num_forced_left -= num_forced
             end += num_forced
         return Outcome(handle, row=self._row(sequence, start, end, num_forced))
 

@@ -7,12 +7,16 @@ from shared.messages.execution import RowEnd
 SPARE_SLOTS = 1
 """Slots that forced and drafted tokens leave free: the next step was sent without knowing of them and computes one more."""
 
+MAX_FORCED_TOKENS = 256
+"""Forced tokens that one step takes, of all its rows: they are computed on top of what the scheduler has planned, and every
+other stream waits for them."""
 
-def take_forced(sequence: SequenceState, matcher: Matcher) -> int:
-    """Append the tokens that the grammar forces, as far as slots and length limit reach; returns how many."""
+
+def take_forced(sequence: SequenceState, matcher: Matcher, limit: int) -> int:
+    """Append the tokens that the grammar forces, as far as slots and length limit reach, at most `limit`; returns how many."""
     if not matcher.forced or matcher.is_busy:
         return 0
-    room = max(0, sequence.num_slots - sequence.num_tokens - SPARE_SLOTS)
+    room = max(0, min(limit, sequence.num_slots - sequence.num_tokens - SPARE_SLOTS))
     num_taken = 0
     for token in matcher.forced[:room]:
         sequence.accept(token)
