@@ -175,10 +175,10 @@ class SchedulerActor(Service):
                     self._inbox.append(ev.WorkerJoined(lease))
             await asyncio.sleep(TICK_S)
 
-    def _lose_worker(self, reason: str) -> None:
+    def _lose_worker(self, reason: str, *, is_death: bool = True) -> None:
         log.warning("worker lost", reason=reason, epoch=self.core.epoch)
         self._lease_keeper.drop()
-        self._inbox.append(ev.WorkerLost(reason))
+        self._inbox.append(ev.WorkerLost(reason, is_death))
 
     def _on_bus_change(self, connected: bool) -> None:
         if connected:
@@ -197,9 +197,9 @@ class SchedulerActor(Service):
         match message:
             case None:
                 pass
-            case Lapsed(epoch=epoch, reason=reason):
+            case Lapsed(epoch=epoch, reason=reason, is_handover=is_handover):
                 if epoch == self.core.epoch:
-                    self._lose_worker(reason)
+                    self._lose_worker(reason, is_death=not is_handover)
             case _:
                 if message.epoch == self.core.epoch:
                     self._steps.pop(message.seq, None)

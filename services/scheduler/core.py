@@ -83,8 +83,8 @@ class SchedulerCore:
                     self._flush(reply_to)
                 case ev.WorkerJoined(lease=lease):
                     self._worker_joined(lease, now_ms)
-                case ev.WorkerLost():
-                    self._worker_lost(now_ms)
+                case ev.WorkerLost(is_death=is_death):
+                    self._worker_lost(now_ms, is_death=is_death)
                 case ev.GatewayLost(gateway_id=gateway_id):
                     for request in [r for r in self.requests.values() if r.submit.gateway_id == gateway_id]:
                         self._finish(request, FinishReason.ABORT, now_ms)
@@ -361,7 +361,7 @@ class SchedulerCore:
                 request.max_new_tokens = min(request.max_new_tokens, max_total_tokens(self.lease) - request.prompt_len)
         self._next_load_ms = now_ms
 
-    def _worker_lost(self, now_ms: int) -> None:
+    def _worker_lost(self, now_ms: int, *, is_death: bool = True) -> None:
         """Its KV is gone: whoever ran waits again as prompt and emitted tokens, in the old order."""
         if self.lease is None:
             return
@@ -372,7 +372,7 @@ class SchedulerCore:
         displaced = list(self.planner.running.values())
         self.planner.forget_worker()
         for request in self.requests.values():
-            request.num_worker_deaths += request.num_rows_in_flight > 0
+            request.num_worker_deaths += is_death and request.num_rows_in_flight > 0
             request.num_rows_in_flight = request.num_samples_in_flight = 0
             request.placement = None
             request.handle = 0

@@ -45,7 +45,10 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
+    """is_death: it did not go of its own accord, so a request that was under way may be the cause."""
+
     reason: str
+    is_death: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class WorkerActor(Service):
                 while self._lease.holder is not None:
                     self._stepped.clear()
                     await asyncio.wait_for(self._stepped.wait(), QUIET_S)
-        await self._end_lease("the worker shuts down")
+        await self._end_lease("the worker shuts down", is_handover=True)
 
     # ---------------------------------------------------------------- events in
 
@@ -272,12 +272,13 @@ class WorkerActor(Service):
             for result in self._lease.kept_from(resend.seq):
                 await self._publish_to_holder(result)
 
-    async def _end_lease(self, reason: str) -> None:
+    async def _end_lease(self, reason: str, *, is_handover: bool = False) -> None:
         """Tell the holder that the lease is over, and be free for the next claim."""
         if self._lease.holder is None:
             return
         log.warning("lease ended", epoch=self._lease.epoch, reason=reason)
-        await self._say_lapsed(self._lease.epoch, self._lease.next_seq, reason)
+        lapsed = Lapsed(epoch=self._lease.epoch, seq=self._lease.next_seq, reason=reason, is_handover=is_handover)
+        await self._publish_to_holder(pack(lapsed))
         self._lease.end()
         await self._forget_holder()
 
@@ -285,9 +286,6 @@ class WorkerActor(Service):
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await subscription.unsubscribe()
-
-    async def _say_lapsed(self, epoch: int, seq: int, reason: str) -> None:
-        await self._publish_to_holder(pack(Lapsed(epoch=epoch, seq=seq, reason=reason)))
 
     async def _publish_to_holder(self, payload: bytes) -> None:
         if (holder := self._lease.holder) is not None:

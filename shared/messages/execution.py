@@ -107,6 +107,8 @@ class Lapsed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="la
     epoch: int
     seq: int
     reason: str
+    is_handover: bool = False
+    """The worker is well and gives the lease back of its own accord: no request is to blame for it."""
 
 
 class Resend(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="resend"):

@@ -505,6 +505,14 @@ def test_requests_that_find_no_new_worker_are_handed_back_and_may_return() -> No
     assert bench.output["a"] == expected_output(PROMPT, 9)
 
 
+def test_a_worker_that_goes_of_its_own_accord_is_no_death() -> None:
+    bench = Bench()
+    bench.core.settings = dataclasses.replace(bench.core.settings, max_worker_deaths=1)
+    bench.feed(submit("a", PROMPT, max_new_tokens=9))
+    bench.feed(ev.WorkerLost("it shuts down", is_death=False))
+    assert [request.request_id for request in bench.core.waiting] == ["a"]
+
+
 def test_deaths_at_other_replicas_count() -> None:
     bench = Bench()
     bench.feed(submit("a", PROMPT, max_new_tokens=9, num_worker_deaths=1))

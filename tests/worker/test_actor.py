@@ -298,7 +298,8 @@ async def test_a_draining_worker_refuses_claims_and_gives_its_lease_back_once_it
     await scheduler.send(admit(1, lease.epoch))
     assert rows(await scheduler.receive())[0].end is RowEnd.RUNNING
     await draining
-    assert await scheduler.receive() == Lapsed(epoch=lease.epoch, seq=2, reason="the worker shuts down")
+    lapsed = Lapsed(epoch=lease.epoch, seq=2, reason="the worker shuts down", is_handover=True)
+    assert await scheduler.receive() == lapsed
 
 
 async def test_a_crash_of_the_executor_ends_the_worker(broker):
