@@ -55,6 +55,8 @@ class ControlledMesh:
         self._worker_flags = worker_flags
         self._start_gap_s = start_gap_s
         self._paused = ""
+        self._leaving: set[str] = set()
+        """Told to go; a second signal would end them at once, with their lease and whatever they compute."""
         self._duplicating: DuplicatingBus | None = None
         self._is_bus_up = True
 
@@ -108,8 +110,9 @@ class ControlledMesh:
                 going.append(service)
                 if kill or name == self._paused:
                     service.kill()
-                else:
+                elif name not in self._leaving:
                     service.process.terminate()
+                self._leaving.discard(name)
             if name == self._paused:
                 self._paused = ""
         for service in going:
@@ -176,7 +179,9 @@ class ControlledMesh:
 
     def term_worker(self) -> None:
         """Tell it to go; it goes when its work is done (and not at all while it is paused)."""
-        self.stack.services[self.the_worker()].process.terminate()
+        name = self.the_worker()
+        self.stack.services[name].process.terminate()
+        self._leaving.add(name)
 
     def fail_worker(self) -> None:
         """Whatever runs now is under way at the death of two workers: it fails, and both workers come back."""
