@@ -8,7 +8,7 @@ see sooner or later is whether a grammar is compiled and a mask filled, which mo
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.worker.jump_forward import MAX_FORCED_TOKENS, draft, ends_by_itself, take_ending, take_forced
+from services.worker.jump_forward import MAX_JUMPED_TOKENS, draft, ends_by_itself, take_ending, take_forced
 from services.worker.matching.matchers import Matchers, StepMasks
 from services.worker.result import Outcome, make_result
 from services.worker.runner import ModelLimits, RowPlan, Sampled, StepPlan
@@ -29,7 +29,7 @@ class _OpenStep:
     plan: StepPlan
     outcomes: list[Outcome] = field(default_factory=list)
     """One for each row of the step, in its order."""
-    num_forced_left: int = MAX_FORCED_TOKENS
+    num_jumps_left: int = MAX_JUMPED_TOKENS
 
 
 class WorkerCore:
@@ -130,8 +130,8 @@ class WorkerCore:
         end = start + (1 if extend_len is None else extend_len)
         num_forced = 0
         if end == sequence.num_tokens and sequence.matcher is not None:
-            num_forced = take_forced(sequence, sequence.matcher, self._open.num_forced_left)
-            self._open.num_forced_left -= num_forced
+            num_forced = take_forced(sequence, sequence.matcher, self._open.num_jumps_left)
+            self._open.num_jumps_left -= num_forced
             end += num_forced
         return Outcome(handle, row=self._row(sequence, start, end, num_forced))
 
@@ -153,6 +153,7 @@ class WorkerCore:
 
     def _row(self, sequence: SequenceState, start: int, end: int, num_forced: int) -> RowPlan:
         """The row that computes positions `start` to `end`, with the logits that sampling and logprobs need."""
+        assert self._open is not None
         sampling = sequence.sampling
         reaches_end = end == sequence.num_tokens and sequence.end is RowEnd.RUNNING and not sequence.is_full
         samples = reaches_end and not ends_by_itself(sequence)
@@ -168,7 +169,8 @@ class WorkerCore:
             if first < min(end, sequence.prompt_len - 1):
                 num_logits = end - first
                 scores = True
-        drafted = draft(sequence) if samples and not scores else []
+        drafted = draft(sequence, self._open.num_jumps_left) if samples and not scores else []
+        self._open.num_jumps_left -= len(drafted)
         return RowPlan(sequence, start, end, num_logits + len(drafted), samples, scores, num_forced, drafted)
 
     # ---------------------------------------------------------------- commit

@@ -7,9 +7,9 @@ from shared.messages.execution import RowEnd
 SPARE_SLOTS = 1
 """Slots that forced and drafted tokens leave free: the next step was sent without knowing of them and computes one more."""
 
-MAX_FORCED_TOKENS = 256
-"""Forced tokens that one step takes, of all its rows: they are computed on top of what the scheduler has planned, and every
-other stream waits for them."""
+MAX_JUMPED_TOKENS = 256
+"""Forced and drafted tokens that one step takes, of all its rows: they are computed on top of what the scheduler has planned,
+and every other stream waits for them."""
 
 
 def take_forced(sequence: SequenceState, matcher: Matcher, limit: int) -> int:
@@ -27,13 +27,13 @@ def take_forced(sequence: SequenceState, matcher: Matcher, limit: int) -> int:
     return num_taken
 
 
-def draft(sequence: SequenceState) -> list[int]:
-    """Tokens to compute on trial behind the last one, as far as slots and length limit reach."""
+def draft(sequence: SequenceState, limit: int) -> list[int]:
+    """Tokens to compute on trial behind the last one, as far as slots and length limit reach, at most `limit`."""
     matcher = sequence.matcher
     if matcher is None or sequence.controls.adjusts:  # penalties would have to count tokens that may be wrong
         return []
     room = min(sequence.num_slots - SPARE_SLOTS, sequence.max_tokens - 1) - sequence.num_tokens
-    return matcher.draft[: max(0, room)]
+    return matcher.draft[: max(0, min(limit, room))]
 
 
 def ends_by_itself(sequence: SequenceState) -> bool:

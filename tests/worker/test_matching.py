@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from services.worker.core import WorkerCore
-from services.worker.jump_forward import MAX_FORCED_TOKENS
+from services.worker.jump_forward import MAX_JUMPED_TOKENS
 from services.worker.matching.matchers import Matchers
 from services.worker.runner import Sampled
 from shared.messages.execution import RowEnd
@@ -143,7 +143,7 @@ def test_forced_tokens_are_those_of_the_tokenizer(engine):
 def test_a_step_takes_only_so_many_forced_tokens_for_all_its_rows(engine):
     grammar = LLMatcher.grammar_from_lark('start: /[ab]/ "The quick brown fox jumps over the lazy dog." /[0-9]{2}/')
     fox = TOKENIZER.tokenize_str("The quick brown fox jumps over the lazy dog.")
-    num_rows = 2 * MAX_FORCED_TOKENS // len(fox)
+    num_rows = 2 * MAX_JUMPED_TOKENS // len(fox)
     greedy = SamplingParams(temperature=0)
     news = {n: new_sequence(n, PROMPT, grammar=grammar, sampling=greedy) for n in range(1, 1 + num_rows)}
     outputs = LaggingScheduler(engine, reserve=64).run(news).values()
@@ -151,7 +151,7 @@ def test_a_step_takes_only_so_many_forced_tokens_for_all_its_rows(engine):
     num_forced = [
         sum(max(0, count - 1) for count in counts) for counts in zip_longest(*(o.counts for o in outputs), fillvalue=0)
     ]
-    assert MAX_FORCED_TOKENS // 2 < max(num_forced) <= MAX_FORCED_TOKENS
+    assert MAX_JUMPED_TOKENS // 2 < max(num_forced) <= MAX_JUMPED_TOKENS
 
 
 def test_without_spare_slots_no_forced_token_is_taken_and_none_is_lost(engine):
