@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.constrained import matcher_costs
 from benchmarks.machine import default_model, describe_machine
+from radixmesh.bench.workloads import PROFILE_SCHEMA
 from tests.support.stack import Stack
 
 WIDTHS = (1, 8)
@@ -32,19 +33,6 @@ NUM_GRAMMARS = 64
 NOTE_TOKENS = 64
 NUM_NEW_GRAMMARS = 12
 TIMEOUT_S = 600.0
-
-PROFILE = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 24},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "email": {"type": "string", "maxLength": 30},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 10}, "minItems": 2, "maxItems": 3},
-        "active": {"type": "boolean"},
-    },
-    "required": ["name", "age", "email", "tags", "active"],
-    "additionalProperties": False,
-}
 
 
 def note_schema(number: int) -> dict[str, Any]:
@@ -115,7 +103,7 @@ async def compare_rates(client: Client, width: int, rounds: int) -> None:
         salt = secrets.token_hex(4)
         prompts = [f"[{salt}-{i}] Invent a user profile as JSON." for i in range(num_requests)]
         constrained = [
-            {"prompt": p, "max_tokens": MAX_TOKENS, "response_format": form(PROFILE), "cache_salt": "a"}
+            {"prompt": p, "max_tokens": MAX_TOKENS, "response_format": form(PROFILE_SCHEMA), "cache_salt": "a"}
             for p in prompts
         ]
         seconds, answers = await client.ask_all(constrained, width)
@@ -144,8 +132,8 @@ async def measure_new_grammars(client: Client) -> None:
     known_s: list[float] = []
     for _ in range(NUM_NEW_GRAMMARS):
         number = int(secrets.token_hex(4), 16)
-        properties = {**PROFILE["properties"], f"extra_{number}": {"type": "integer"}}  # type: ignore[dict-item]
-        request = {"max_tokens": 1, "response_format": form({**PROFILE, "properties": properties})}
+        properties = {**PROFILE_SCHEMA["properties"], f"extra_{number}": {"type": "integer"}}
+        request = {"max_tokens": 1, "response_format": form({**PROFILE_SCHEMA, "properties": properties})}
         for seconds in (new_s, known_s):
             started_s = time.perf_counter()
             await client.ask(f"[{number}] A profile.", **request)
@@ -189,7 +177,7 @@ async def measure(base_url: str, rounds: int) -> None:
     async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as http:
         model = (await http.get("/v1/models")).json()["data"][0]["id"]
         client = Client(http, model)
-        await client.ask("Hello.", max_tokens=8, response_format=form(PROFILE))
+        await client.ask("Hello.", max_tokens=8, response_format=form(PROFILE_SCHEMA))
         await measure_new_grammars(client)
         for width in WIDTHS:
             await compare_rates(client, width, rounds)

@@ -18,7 +18,7 @@ _THINGS = ("apples", "tickets", "marbles", "stamps", "cookies", "pencils", "shel
 _PLACES = ("at the market", "on a farm", "in the library", "at a fair", "in the harbour", "at school")
 _MIN_QUESTIONS = 150
 
-_PROFILE_SCHEMA = {
+PROFILE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 24},
@@ -138,7 +138,7 @@ def _long_prompt(texts: Texts) -> list[Call]:
 
 def _json(texts: Texts, width: int) -> list[Call]:
     """Documents that must fit a schema."""
-    schema = {"type": "json_schema", "json_schema": {"name": "profile", "schema": _PROFILE_SCHEMA, "strict": True}}
+    schema = {"type": "json_schema", "json_schema": {"name": "profile", "schema": PROFILE_SCHEMA, "strict": True}}
     params = {"max_tokens": 200, "temperature": 0, "response_format": schema}
     return [Call(_user(texts.marked(i, "Invent a user profile as JSON.")), params) for i in range(4 * width)]
 
