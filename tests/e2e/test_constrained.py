@@ -238,7 +238,7 @@ async def test_jumping_ahead_changes_nothing_that_a_client_sees(
         assert [entry["token"] for entry in scores] == [entry["token"] for entry in content]
 
 
-@pytest.mark.parametrize("regex", ["[0-9]{3}", "(Paris|Rome), in (France|Italy), of course\\."])
+@pytest.mark.parametrize("regex", ["[0-9]{3}", "[0-9] of course"])
 async def test_a_turn_after_a_forced_ending_reads_the_cache_as_if_it_were_computed_anew(
     engine: Stack, regex: str
 ) -> None:

@@ -62,9 +62,7 @@ def choose_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Chosen:
     adjusted = [index for index, row in enumerate(rows) if row.controls.adjusts]
     if adjusted:
         _adjust(logits, adjusted, rows)
-    for index, row in enumerate(rows):
-        if row.mask is not None:
-            _apply_mask(logits, index, row.mask)
+    _apply_masks(logits, {index: row.mask for index, row in enumerate(rows) if row.mask is not None})
     token_ids = argmax(logits)
     largest = logits.gather(1, token_ids.unsqueeze(1))
     drawn = [index for index, row in enumerate(rows) if not row.controls.greedy]
@@ -88,8 +86,7 @@ def choose_allowed(logits: Tensor, chosen: Chosen, masks: Mapping[int, NDArray[n
     if not again:
         return
     allowed = logits[again]
-    for row, mask in enumerate(masks[row] for row in again):
-        _apply_mask(allowed, row, mask)
+    _apply_masks(allowed, {index: masks[row] for index, row in enumerate(again)})
     token_ids = argmax(allowed)
     for row, token in zip(again, token_ids.tolist(), strict=True):
         chosen.token_ids[row] = token
@@ -106,13 +103,16 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _apply_mask(logits: Tensor, row: int, mask: NDArray[np.int32]) -> None:
-    """Minus infinity for each token that the row's grammar does not allow."""
-    of_byte = mask.view(np.uint8)
-    bias = np.empty((len(of_byte), 8), np.float32)
-    # With `out` and "clip" six times faster than indexing, which checks each byte first.
-    np.take(_BIAS_OF_BYTE, of_byte, axis=0, out=bias, mode="clip")
-    logits[row] += torch.from_numpy(bias.reshape(-1)[: logits.shape[1]]).to(logits.device)
+def _apply_masks(logits: Tensor, masks: Mapping[int, NDArray[np.int32]]) -> None:
+    """Minus infinity for each token that its row's mask does not allow; `masks` go by row."""
+    bias: NDArray[np.float32] | None = None
+    for row, mask in masks.items():
+        of_byte = mask.view(np.uint8)
+        if bias is None:
+            bias = np.empty((len(of_byte), 8), np.float32)
+        # With `out` and "clip" six times faster than indexing, which checks each byte first.
+        np.take(_BIAS_OF_BYTE, of_byte, axis=0, out=bias, mode="clip")
+        logits[row] += torch.from_numpy(bias.reshape(-1)[: logits.shape[1]]).to(logits.device)
 
 
 def _failures(largest: Tensor) -> dict[int, str]:
